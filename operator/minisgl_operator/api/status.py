@@ -112,8 +112,8 @@ class DataTypes(ApiModel):
 
     weights: Text | None = None
     """Type of most weights as they are kept in memory: fp8-block (one scale per block of 128 by 128), fp8-channel (one
-    per output channel), or that of the model, also for quantized weights that were dequantized at the start because
-    the device has no kernels for them."""
+    per output channel), int4, or that of the model, also for quantized weights that were dequantized at the start
+    because the device has no kernels for them."""
     kv_cache: Text | None = None
     """Type of keys and values: fp8_e4m3, or that of the model."""
 

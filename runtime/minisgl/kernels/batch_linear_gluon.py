@@ -91,7 +91,9 @@ def _add_bias(total, bias, n, layout: gl.constexpr, OUTPUTS: gl.constexpr, SWAP:
 
 
 @gluon.jit
-def _store(value, out, m, n, rows, stride, first_row, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr):
+def store_tile(
+    value, out, m, n, rows, stride, first_row, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr
+):
     warps: gl.constexpr = gl.num_warps()
     VECTOR: gl.constexpr = 4
     ACROSS: gl.constexpr = min(OUTPUTS // VECTOR, 32)
@@ -171,7 +173,7 @@ def _batch_linear(
         total = _add_bias(total, bias, n, layout, OUTPUTS, SWAP)
     # The output reuses the memory of the stages: wait until all warps have read them.
     gl.thread_barrier()
-    _store(total, out, m, n, rows, outputs, split * rows, ROWS, OUTPUTS, SWAP)
+    store_tile(total, out, m, n, rows, outputs, split * rows, ROWS, OUTPUTS, SWAP)
 
 
 def batch_tile(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool) -> Tile | None:

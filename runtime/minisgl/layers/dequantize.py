@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -44,7 +44,19 @@ def _fp8_blocks(read: ReadTensor, rows: slice, columns: slice) -> torch.Tensor:
     return read("weight", rows, columns).float() * scale
 
 
-def _int4(weights: Int4Groups, read: ReadTensor, rows: slice, columns: slice) -> torch.Tensor:
+class Int4Numbers(NamedTuple):
+    """Part of a weight of 4 bits."""
+
+    numbers: torch.Tensor
+    """[rows, columns] 0..15, int32."""
+    zeros: torch.Tensor
+    """[rows, groups] 0..15, int32: what stands for 0."""
+    scales: torch.Tensor
+    """[rows, groups]."""
+
+
+def read_int4(weights: Int4Groups, read: ReadTensor, rows: slice, columns: slice) -> Int4Numbers:
+    """Read the numbers of weights [rows, columns] of a layer, whatever the layout. Raises as `dequantize`."""
     size = weights.group_size
     groups = _blocks(columns, size)
     if weights.layout == "compressed-tensors":
@@ -68,8 +80,13 @@ def _int4(weights: Int4Groups, read: ReadTensor, rows: slice, columns: slice) ->
             zeros = _cut(_unpack(qzeros, 1), 1, rows, _PACKED).T
             # A zero point of 0 is stored as 15.
             zeros = zeros if weights.plain_zeros else (zeros + 1) & 15
-    shifted = numbers - _spread(zeros, 1, columns, size)
-    return shifted.to(scale.dtype) * _spread(scale, 1, columns, size)
+    return Int4Numbers(numbers, zeros, scale)
+
+
+def _int4(weights: Int4Groups, read: ReadTensor, rows: slice, columns: slice) -> torch.Tensor:
+    numbers, zeros, scales = read_int4(weights, read, rows, columns)
+    shifted = numbers - _spread(zeros, 1, columns, weights.group_size)
+    return shifted.to(scales.dtype) * _spread(scales, 1, columns, weights.group_size)
 
 
 def _check_order(group_of: torch.Tensor, columns: slice, size: int) -> None:

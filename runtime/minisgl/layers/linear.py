@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.fp8_rows import Fp8Rows
 from minisgl.layers.fp8_weight import Activations, Fp8Weight, fp8_product
+from minisgl.layers.int4_weight import Int4Weight, int4_product
 from minisgl.layers.new_weight import Projection, Weight, new_weight
 from minisgl.layers.parameters import Parameters
 
@@ -18,6 +19,9 @@ def linear(x: Activations, weight: Weight, bias: torch.Tensor | None = None) -> 
     """[T, in], [out, in] and [out] to [T, out]."""
     if isinstance(weight, Fp8Weight):
         return fp8_product(x, weight, bias)
+    if isinstance(weight, Int4Weight):
+        assert not isinstance(x, Fp8Rows)
+        return int4_product(x, weight, bias)
     assert not isinstance(x, Fp8Rows), "only products with FP8 weights take FP8 activations"
     if x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
@@ -38,6 +42,9 @@ def linear_in_parts(x: Activations, weight: Weight) -> torch.Tensor:
     gives a small product with few outputs enough programs for the whole GPU."""
     if isinstance(weight, Fp8Weight):
         return fp8_product(x, weight, in_parts=True)
+    if isinstance(weight, Int4Weight):
+        assert not isinstance(x, Fp8Rows)
+        return int4_product(x, weight, in_parts=True)
     if not isinstance(x, Fp8Rows) and x.is_cuda:
         from minisgl.kernels.batch_linear_gluon import batch_linear, batch_tile
         from minisgl.kernels.skinny_linear_triton import fits_registers

@@ -7,11 +7,13 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, WORD
 from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.int4_weight import Int4Weight
 from minisgl.layers.parameters import Parameters
-from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels
+from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
 
-Weight: TypeAlias = torch.Tensor | Fp8Weight
+Weight: TypeAlias = torch.Tensor | Fp8Weight | Int4Weight
 
 
 class Projection(NamedTuple):
@@ -25,11 +27,20 @@ class Projection(NamedTuple):
 def new_weight(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice | None = None
 ) -> Weight:
-    """Allocate the weight [rows of all projections, columns] and declare what fills it. FP8 stays as it
-    is if every projection has the same kind and no block is cut; everything else becomes the model's dtype."""
+    """Allocate the weight [rows of all projections, columns] and declare what fills it. FP8 and INT4 stay as they
+    are if every projection has the same kind and no block is cut; everything else becomes the model's dtype."""
     columns = slice(0, in_features) if columns is None else columns
     shape = sum(each.rows.stop - each.rows.start for each in projections), columns.stop - columns.start
     kept = kept_format(parameters, projections, in_features, columns)
+    if isinstance(kept, Int4Groups):
+        blocks = shape[0] // OUTPUTS
+        packed = Int4Weight(
+            parameters.new(blocks, shape[1] * OUTPUTS // WORD, dtype=torch.int32),
+            parameters.new(blocks, shape[1] // kept.group_size * OUTPUTS, dtype=torch.int32),
+        )
+        _declare_int4(parameters, packed, projections, in_features, columns)
+        parameters.weights_by_type["int4"] += shape[0] * shape[1]
+        return packed
     if kept is not None:
         scales = (shape[0] // BLOCK, shape[1] // BLOCK) if isinstance(kept, Fp8Blocks) else (shape[0], 1)
         weight = Fp8Weight(
@@ -49,13 +60,16 @@ def new_weight(
 
 def kept_format(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice
-) -> Fp8Blocks | Fp8Channels | None:
+) -> WeightFormat | None:
     """Format in which the weight stays; None: it becomes the model's dtype."""
-    if not has_fp8_kernels(parameters):
+    if not has_quantized_kernels(parameters):
         return None
     first, *others = (parameters.format_of(each.name) for each in projections)
     if any(other != first for other in others):
         return None
+    if isinstance(first, Int4Groups):
+        whole = all((each.rows.stop - each.rows.start) % OUTPUTS == 0 for each in projections)
+        return first if whole and columns.start % INPUTS == 0 and columns.stop % INPUTS == 0 else None
     if isinstance(first, Fp8Channels):
         rows = sum(each.rows.stop - each.rows.start for each in projections)
         whole = rows % BLOCK == 0 and (columns.stop - columns.start) % BLOCK == 0
@@ -65,8 +79,8 @@ def kept_format(
     return first if isinstance(first, Fp8Blocks) and all(bound % BLOCK == 0 for bound in bounds) else None
 
 
-def has_fp8_kernels(parameters: Parameters) -> bool:
-    """Whether products with FP8 weights run on the device of these parameters: a Hopper GPU."""
+def has_quantized_kernels(parameters: Parameters) -> bool:
+    """Whether products with quantized weights run on the device of these parameters: a Hopper GPU."""
     device = parameters.device
     return (
         device.type == "cuda"
@@ -103,6 +117,15 @@ def _declare_channels(
         else:
             parameters.add_source(f"{name}.weight", shape, values, rows, columns, dtypes=("F8_E4M3",))
             parameters.add_source(f"{name}.weight_scale", (out_features, 1), scales, rows)
+
+
+def _declare_int4(
+    parameters: Parameters, weight: Int4Weight, projections: Sequence[Projection], in_features: int, columns: slice
+) -> None:
+    for (name, out_features, rows), part in _stacked(projections):
+        blocks = slice(part.start // OUTPUTS, part.stop // OUTPUTS)
+        shape = out_features, in_features
+        parameters.add_quantized(name, shape, weight.words[blocks], weight.scales[blocks], rows, columns)
 
 
 def _stacked(projections: Sequence[Projection]) -> Iterator[tuple[Projection, slice]]:

@@ -6,13 +6,15 @@ weights, the check of a checkpoint's headers and the writer of tiny checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from minisgl.layers.quantization import FLOATS, Quantization, TensorSpec, WeightFormat
+from minisgl.kernels.int4_words import WORD
+from minisgl.layers.quantization import FLOATS, Int4Groups, Quantization, TensorSpec, WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Source:
     dtypes: tuple[str, ...] = FLOATS
     """Element types that the tensor may have; unused with a format."""
     scales: torch.Tensor | None = None
-    """[rows of the part, 1] float32: `into` is FP8, and the loader quantizes the part and writes its scales here."""
+    """Scales of a weight that the loader changes: [rows of the part, 1] float32 where it quantizes the part to FP8,
+    int32 where it packs the numbers of 4 bits in another order, see `kernels/int4_words.py`."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -56,7 +59,7 @@ class Parameters:
         self.num_bytes = 0
         self.weights_by_type: Counter[str] = Counter()
         """Number of weights of linear layers and experts, by the type in which they are kept: `fp8-block`,
-        `fp8-channel` or the name of the model's dtype."""
+        `fp8-channel`, `int4` or the name of the model's dtype."""
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a parameter, of the model's dtype by default. The caller adds the sources that fill all of it."""
@@ -88,13 +91,26 @@ class Parameters:
     def add_quantized(
         self, layer: str, shape: tuple[int, int], into: torch.Tensor, scales: torch.Tensor, *take: slice
     ) -> None:
-        """As `add_source`, for the weight [out, in] of a linear layer, which is quantized to FP8 while it is loaded."""
-        self._add(Source(f"{layer}.weight", shape, take, into, scales=scales))
+        """As `add_source`, for the weight [out, in] of a linear layer, which the loader quantizes to FP8, or whose
+        numbers of 4 bits it packs in another order."""
+        kept = self.format_of(layer)
+        self._add(
+            Source(
+                f"{layer}.weight",
+                shape,
+                take,
+                into,
+                format=kept if isinstance(kept, Int4Groups) else None,
+                scales=scales,
+            )
+        )
 
     def _add(self, source: Source) -> None:
         take = source.take + (slice(None),) * (len(source.shape) - len(source.take))
         taken = tuple(len(range(*part.indices(size))) for part, size in zip(take, source.shape, strict=True))
-        assert taken == tuple(source.into.shape), f"{source.name}: {taken} does not fill {tuple(source.into.shape)}"
+        into = tuple(source.into.shape)
+        packed = source.into.dtype == torch.int32 and math.prod(into) * WORD == math.prod(taken)
+        assert packed or taken == into, f"{source.name}: {taken} does not fill {into}"
         self.sources.append(replace(source, take=take))
 
     def replicated(self, name: str, *shape: int) -> torch.Tensor:

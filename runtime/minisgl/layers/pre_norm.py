@@ -7,6 +7,7 @@ import torch
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
 from minisgl.layers.fp8_weight import Activations, Fp8Weight, takes_row
+from minisgl.layers.int4_weight import Int4Weight
 from minisgl.layers.linear import ColumnParallelLinear, linear
 from minisgl.layers.new_weight import Weight
 from minisgl.layers.norm import RMSNorm
@@ -38,6 +39,12 @@ def project_gated(
     """`project`, then the `activation` of the projection's output, quantized if its `consumer` has FP8 weights and
     takes it so."""
     weight = projection.weight
+    if isinstance(weight, Int4Weight) and x.is_cuda and activation is silu_and_mul:
+        from minisgl.kernels.int4_tiles import int4_gated
+
+        normed, residual = norm.forward(x, residual)
+        out = int4_gated(normed, weight.words, weight.scales, projection.bias)
+        return silu_and_mul(projection.forward(normed)) if out is None else out, residual
     to_fp8 = isinstance(consumer, Fp8Weight) and not takes_row(x, consumer)
     if activation is silu_and_mul and not to_fp8 and _is_one_kernel(x, weight):
         return _in_one_kernel(norm, weight, x, residual, bias=projection.bias, gated=True)
@@ -66,7 +73,7 @@ def _is_one_kernel(x: torch.Tensor, weight: Weight) -> bool:
     """Decide by shapes alone, so that a captured step can be replayed."""
     if isinstance(weight, Fp8Weight):
         return takes_row(x, weight)
-    if not x.is_cuda:
+    if isinstance(weight, Int4Weight) or not x.is_cuda:
         return False
     from minisgl.kernels.skinny_linear_triton import fits_normed
 
@@ -88,6 +95,7 @@ def _in_one_kernel(
 
         assert normed is None
         return normed_fp8_row(x, residual, norm.weight, norm.eps, weight.values, weight.scales, bias, gated=gated)
+    assert isinstance(weight, torch.Tensor)
     from minisgl.kernels.skinny_linear_triton import normed_linear
 
     return normed_linear(x, residual, norm.weight, norm.eps, weight, bias, gated=gated, normed=normed)

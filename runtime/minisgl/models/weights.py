@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from minisgl.kernels.fp8_rows import E4M3_NAN
-from minisgl.layers.dequantize import dequantize
+from minisgl.kernels.int4_words import OUTPUTS, pack_scales, pack_words
+from minisgl.layers.dequantize import dequantize, read_int4
 from minisgl.layers.parameters import Parameters, Source
-from minisgl.layers.quantization import BLOCK, WeightFormat
+from minisgl.layers.quantization import BLOCK, Int4Groups, WeightFormat
 from minisgl.layers.quantize_channels import quantize_channels
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
 from minisgl.models.errors import ModelError
@@ -80,7 +81,8 @@ def load_weights(
 
 def _plan(source: Source, tensors: dict[str, StoredTensor]) -> _Read:
     stored = {name: check_tensor(name, spec, tensors) for name, spec in source.tensors.items()}
-    share = source.into.numel() / math.prod(source.shape)
+    taken = (len(range(*part.indices(size))) for part, size in zip(source.take, source.shape, strict=True))
+    share = math.prod(taken) / math.prod(source.shape)
     return _Read(source, stored, sum(round(each.bytes_of(math.prod(each.shape)) * share) for each in stored.values()))
 
 
@@ -104,7 +106,10 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
         files = _OpenFiles(stack)
         for read in batch:
             if read.source.scales is not None:
-                _quantize(read, read.source.scales, files)
+                if isinstance(read.source.format, Int4Groups):
+                    _pack(read, read.source.format, read.source.scales, files)
+                else:
+                    _quantize(read, read.source.scales, files)
             elif read.source.format is None:
                 read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
                 _check_finite(read)
@@ -167,11 +172,7 @@ def _dequantize(read: _Read, weights: WeightFormat, files: _OpenFiles) -> None:
         try:
             values = dequantize(weights, tensor, part, columns)
         except ValueError as error:
-            raise ModelError(
-                "corrupt_checkpoint",
-                f"{read.file}: the quantized weight {source.name} cannot be used: {error}; download the file again, or "
-                "use another checkpoint",
-            ) from error
+            raise _unusable(read, error) from error
         if not bool(values.isfinite().all()):
             raise ModelError(
                 "corrupt_checkpoint",
@@ -198,6 +199,35 @@ def _quantize(read: _Read, scales: torch.Tensor, files: _OpenFiles) -> None:
             ) from error
         source.into[place].copy_(quantized.values)
         scales[place].copy_(quantized.scales)
+
+
+def _pack(read: _Read, weights: Int4Groups, scales: torch.Tensor, files: _OpenFiles) -> None:
+    """Fill a parameter with numbers of 4 bits, some rows at a time. Raises ModelError."""
+    source = read.source
+    layer = source.name.removesuffix("weight")
+
+    def tensor(suffix: str, *take: slice) -> torch.Tensor:
+        return files.read(read.stored, f"{layer}{suffix}", take).to(source.into.device)
+
+    rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
+    step = max(_CHUNK_WEIGHTS // source.shape[1] // OUTPUTS, 1) * OUTPUTS
+    for begin in range(rows.start, rows.stop, step):
+        part = slice(begin, min(begin + step, rows.stop))
+        place = slice((begin - rows.start) // OUTPUTS, (part.stop - rows.start) // OUTPUTS)
+        try:
+            found = read_int4(weights, tensor, part, columns)
+        except ValueError as error:
+            raise _unusable(read, error) from error
+        source.into[place].copy_(pack_words(found.numbers))
+        scales[place].copy_(pack_scales(found.scales, found.zeros))
+
+
+def _unusable(read: _Read, reason: ValueError) -> ModelError:
+    return ModelError(
+        "corrupt_checkpoint",
+        f"{read.file}: the quantized weight {read.source.name} cannot be used: {reason}; download the file again, or "
+        "use another checkpoint",
+    )
 
 
 def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -> None:

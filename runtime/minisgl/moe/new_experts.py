@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 
 from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.new_weight import Projection, Weight, declare_blocks, kept_format
+from minisgl.layers.new_weight import Projection, declare_blocks, kept_format
 from minisgl.layers.parameters import Parameters
 from minisgl.layers.quantization import BLOCK, Fp8Blocks
 
 
 class Experts(NamedTuple):
-    gate_up: Weight
+    gate_up: torch.Tensor | Fp8Weight
     """[experts, 2 N, hidden]: first the gates, then the gated values."""
-    down: Weight
+    down: torch.Tensor | Fp8Weight
     """[experts, hidden, N]."""
 
 

@@ -77,7 +77,8 @@ class DataTypes(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: str
     """Type of most weights as they are kept in memory: `fp8-block` (one scale per block of 128 × 128), `fp8-channel`
-    (one per output channel), or that of the model, also for quantized weights that were dequantized at the start."""
+    (one per output channel), `int4`, or that of the model, also for quantized weights that were dequantized at the
+    start."""
     kv_cache: str
     """Type of keys and values: `fp8_e4m3`, or that of the model."""
 

@@ -30,7 +30,7 @@ SEQUENCES = [[1, 2, 3], list(range(40, 140))]
 @pytest.fixture
 def stays_fp8(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def switch(on: bool) -> None:
-        monkeypatch.setattr(new_weight, "has_fp8_kernels", lambda parameters: on)
+        monkeypatch.setattr(new_weight, "has_quantized_kernels", lambda parameters: on)
 
     return switch
 

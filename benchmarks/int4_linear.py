@@ -1,0 +1,99 @@
+"""Products of Qwen3-14B with weights of 4 bits, beside bf16 and the roofline: `python benchmarks/int4_linear.py`.
+
+Times are µs of one call in a CUDA graph of many calls, with weights that do not stay in the L2 cache. `parts`: partial
+sums that the next norm adds up. `gated`: with SiLU × up. With --tiles other tiles than the chosen one are timed, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from graph_timing import microseconds
+from minisgl.kernels.int4_batch_gluon import BatchTile
+from minisgl.kernels.int4_few_rows_gluon import FewRowsTile
+from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear, int4_tile
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
+from minisgl.layers.int4_weight import Int4Weight
+from minisgl.layers.linear import linear
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+SHAPES = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
+IN_PARTS = ("o", "down")
+BANDWIDTH = {"NVIDIA H200": 4.25e12, "NVIDIA H100 80GB HBM3": 3.1e12}
+PEAK = 790e12
+GROUP = 128
+
+
+def random_weight(outputs: int, inputs: int) -> Int4Weight:
+    words = torch.empty((outputs // OUTPUTS, inputs // INPUTS * PIECE), device="cuda", dtype=torch.int32)
+    scales = torch.rand(outputs, inputs // GROUP, device="cuda") * inputs**-0.5 / 4.6
+    zeros = torch.randint(0, 16, scales.shape, device="cuda", dtype=torch.int32)
+    return Int4Weight(words.random_(-(1 << 31), (1 << 31) - 1), pack_scales(scales.to(torch.float16), zeros))
+
+
+def other_tiles(name: str, rows: int) -> Iterator[Int4Tile]:
+    splits = (2, 3, 4, 5, 6) if name in IN_PARTS else (1,)
+    for count in splits:
+        if rows <= 4:
+            yield from (FewRowsTile(count, warps, ahead) for warps in (4, 8) for ahead in (3, 5))
+        if rows > 1:
+            yield from (BatchTile(size, 64, count, 4, 4) for size in (16, 32, 64, 128) if rows <= 2 * size)
+        if rows > 128:
+            yield BatchTile(256, 64, count, 3, 2)
+
+
+def in_bf16(x: torch.Tensor, weights: list[torch.Tensor], i: int) -> object:
+    return linear(x, weights[i % len(weights)])
+
+
+def in_int4(x: torch.Tensor, weights: list[Int4Weight], tile: Int4Tile | None, in_parts: bool, i: int) -> object:
+    weight = weights[i % len(weights)]
+    if tile is None:
+        return linear(x, weight.dequantized())
+    return int4_linear(x, weight.words, weight.scales, tile, in_parts=in_parts)
+
+
+def gated(x: torch.Tensor, weights: list[Int4Weight], i: int) -> object:
+    return int4_gated(x, *weights[i % len(weights)])
+
+
+def measure(name: str, *, tiles: bool) -> None:
+    outputs, inputs = SHAPES[name]
+    in_parts = name in IN_PARTS
+    bandwidth = BANDWIDTH.get(torch.cuda.get_device_name(), 4.25e12)
+    weights = [random_weight(outputs, inputs) for _ in range(max(2, math.ceil(2e8 / (outputs * inputs / 2))))]
+    dense = [weights[0].dequantized() for _ in range(max(2, math.ceil(2e8 / (outputs * inputs * 2))))]
+    for rows in ROWS:
+        x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+        num_bytes = outputs * inputs * (0.5 + 4 / GROUP) + 2 * rows * (inputs + outputs)
+        floor = 1e6 * max(num_bytes / bandwidth, 2 * rows * outputs * inputs / PEAK)
+
+        chosen = int4_tile(rows, outputs, inputs, in_parts=in_parts)
+        line = f"{name} M={rows} floor {floor:.1f} bf16 {microseconds(partial(in_bf16, x, dense), 24):.1f}"
+        line += f" | INT4 {microseconds(partial(in_int4, x, weights, chosen, in_parts), 24):.1f}"
+        if name == "gate_up" and isinstance(chosen, FewRowsTile):
+            line += f" | gated {microseconds(partial(gated, x, weights), 24):.1f}"
+        for tile in other_tiles(name, rows) if tiles else ():
+            other = microseconds(partial(in_int4, x, weights, tile, in_parts), 24)
+            line += f" | {'x'.join(map(str, tile))} {other:.1f}"
+        print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(SHAPES), help="default: all products of a layer")
+    parser.add_argument("--tiles", action="store_true", help="time other tiles as well")
+    args = parser.parse_args()
+    print(torch.cuda.get_device_name(), "µs")
+    with torch.inference_mode():
+        for name in args.names:
+            measure(name, tiles=args.tiles)
+
+
+if __name__ == "__main__":
+    main()

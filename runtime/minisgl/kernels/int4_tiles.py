@@ -1,0 +1,76 @@
+"""Choice of the kernel that computes a product with weights of 4 bits on a Hopper GPU, by its size."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final, TypeAlias
+
+import torch
+
+from minisgl.kernels.int4_batch_gluon import BatchTile, int4_batch
+from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, int4_few_rows
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS
+from minisgl.kernels.sum_parts_triton import sum_parts
+
+Int4Tile: TypeAlias = FewRowsTile | BatchTile
+
+_FEW_ROWS: Final = 4
+_MAX_ROWS: Final = 256
+_SPLIT_INPUTS: Final = 2560
+"""Inputs of a split for one row."""
+_MOST_ROWS: Final = {16: 16, 32: 32, 64: 104, 128: 160, 256: 256}
+"""Most rows of x by the rows that a program multiplies; several programs share more, and a program with fewer takes
+longer."""
+_PROGRAMS: Final = {16: 528, 32: 528, 64: 528, 128: 396, 256: 264}
+"""Programs that run at the same time, by the rows of x that a program multiplies."""
+_MOST_SPLITS: Final = 6
+_ALONE: Final = 256
+"""Programs for one row tile from which a product is not split unless its consumer adds up the parts."""
+
+
+@functools.cache
+def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Int4Tile | None:
+    """Tile with which a product is fastest, measured with benchmarks/int4_linear.py, or None where cuBLAS is, with
+    dequantized weights. `in_parts`: the consumer adds up the parts of a tile with splits."""
+    if rows > _MAX_ROWS:
+        return None
+    if rows == 1:
+        return FewRowsTile(max(min(inputs // _SPLIT_INPUTS, 4), 1), 4, 3, 96) if in_parts else FewRowsTile(1, 4, 3)
+    if rows <= _FEW_ROWS and not in_parts:
+        return FewRowsTile(1, 4, 5)
+    few = outputs // OUTPUTS < _ALONE
+    # With many programs two of 128 rows take less time than one of 256.
+    sizes = (size for size, most in _MOST_ROWS.items() if rows <= most or (size == 128 and not few))
+    tile_rows = next(sizes)
+    programs = -(-rows // tile_rows) * (outputs // OUTPUTS)
+    # All programs run at the same time, with two steps each or more.
+    splits = max(min(_PROGRAMS[tile_rows] // programs, _MOST_SPLITS, inputs // INPUTS // 2), 1)
+    return BatchTile(tile_rows, OUTPUTS, splits if in_parts or few else 1, *((3, 2) if tile_rows == 256 else (4, 4)))
+
+
+def int4_linear(
+    x: torch.Tensor,
+    words: torch.Tensor,
+    scales: torch.Tensor,
+    tile: Int4Tile,
+    bias: torch.Tensor | None = None,
+    *,
+    in_parts: bool = False,
+) -> torch.Tensor:
+    """x W^T + bias of `x` [M, K] bfloat16, W [N, K] as `words` and `scales` of `int4_words`, and `bias` [N]: [M, N];
+    `in_parts`, with several splits: their partial sums, [splits, M, N] in float32, without a bias."""
+    assert not (in_parts and bias is not None)
+    added = bias if tile.splits == 1 else None
+    if isinstance(tile, BatchTile):
+        product = int4_batch(x, words, scales, tile, added)
+    else:
+        product = int4_few_rows(x, words, scales, tile, added)
+    return product if tile.splits == 1 or in_parts else sum_parts(product, x.dtype, bias)
+
+
+def int4_gated(
+    x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """SiLU of the first half of the outputs of x W^T + bias × the rest, where one kernel does that, or None."""
+    tile = int4_tile(len(x), len(words) * OUTPUTS, x.shape[1], in_parts=False)
+    return int4_few_rows(x, words, scales, tile, bias, gated=True) if isinstance(tile, FewRowsTile) else None

@@ -1,0 +1,137 @@
+"""Products with weights of 4 bits against float64 of the same numbers, and models against a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minisgl.kernels.int4_batch_gluon import BatchTile
+from minisgl.kernels.int4_dequantize_triton import dequantize_words_cuda
+from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, int4_few_rows
+from minisgl.kernels.int4_tiles import Int4Tile, int4_linear
+from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
+from minisgl.layers.int4_weight import Int4Weight, int4_product
+from minisgl.toy.tiny import write_tiny_checkpoint
+from support.kernels.decode_kernels import draw, poisoned_outputs
+from support.kernels.sizes import sized
+from support.numerics.ranks import all_logits, load
+
+CUDA = torch.device("cuda")
+BATCH_TILES = [BatchTile(16, 128, 1, 4, 2), BatchTile(16, 64, 3, 6, 4), BatchTile(64, 64, 2, 3, 3)]
+BATCH_TILES += [BatchTile(128, 64, 1, 2, 1), BatchTile(256, 64, 2, 3, 2)]
+
+
+def weight_of(outputs: int, inputs: int, group: int, dtype: torch.dtype = torch.bfloat16) -> Int4Weight:
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.int32, generator=generator)
+    zeros = torch.randint(0, 16, (outputs, inputs // group), dtype=torch.int32, generator=generator)
+    scales = (torch.rand(outputs, inputs // group, generator=generator) * 0.1 + 0.01).to(dtype)
+    return Int4Weight(pack_words(numbers.to(CUDA)), pack_scales(scales.to(CUDA), zeros.to(CUDA)))
+
+
+def exact(weight: Int4Weight) -> torch.Tensor:
+    """[out, in] in float64, without any rounding."""
+    scales, zeros = unpack_scales(weight.scales)
+    size = weight.shape[1] // scales.shape[1]
+    shifted = unpack_words(weight.words) - zeros.repeat_interleave(size, 1)
+    return shifted.double() * scales.double().repeat_interleave(size, 1)
+
+
+def assert_near(ours: torch.Tensor, expected: torch.Tensor, tolerance: float = 4e-3) -> None:
+    assert ours.isfinite().all()
+    assert (ours.double() - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("group", [64, 128])
+def test_dequantized_weights_are_bitwise_those_of_a_cpu(group: int, dtype: torch.dtype) -> None:
+    weight = weight_of(704, 1408, group, dtype)
+    assert torch.equal(dequantize_words_cuda(*weight).cpu(), dequantize_words(weight.words.cpu(), weight.scales.cpu()))
+    assert torch.equal(dequantize_words_cuda(*weight), exact(weight).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize(
+    "tile", [FewRowsTile(1, 8, 5), FewRowsTile(1, 4, 2), FewRowsTile(3, 4, 5), FewRowsTile(2, 2, 9)]
+)
+def test_each_weight_counts_once_for_one_row(tile: FewRowsTile, group: int, dtype: torch.dtype) -> None:
+    """Rows of x with a single 1 give columns of W."""
+    weight = weight_of(192, 1408, group, dtype)
+    dense = exact(weight)
+    for k in (0, 63, 64, 127, 128, 700, 1407):
+        x = F.one_hot(torch.tensor([k], device=CUDA), 1408).to(torch.bfloat16)
+        ours = int4_linear(x, *weight, tile, in_parts=True)
+        ours = ours if tile.splits == 1 else ours.sum(0)
+        assert torch.equal(ours.to(torch.bfloat16)[0], dense[:, k].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("tile", BATCH_TILES)
+def test_each_weight_is_rounded_once_for_a_batch(tile: BatchTile, group: int) -> None:
+    weight = weight_of(384, 1408, group, torch.float16)
+    columns = torch.arange(0, 1408, 11, device=CUDA)
+    ours = int4_linear(F.one_hot(columns, 1408).to(torch.bfloat16), *weight, tile, in_parts=True)
+    ours = ours if tile.splits == 1 else ours.sum(0).to(torch.bfloat16)
+    assert torch.equal(ours.T, exact(weight)[:, columns].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("tile", [FewRowsTile(1, 4, 5), FewRowsTile(2, 8, 3), *BATCH_TILES])
+@pytest.mark.parametrize("rows", sized([1, 3, 8, 9, 16, 17, 64, 65, 130], [1, 9, 65]))
+def test_a_product(rows: int, tile: Int4Tile, group: int) -> None:
+    if isinstance(tile, FewRowsTile) and rows > 16:
+        return
+    x, weight = draw(rows, 1408, dtype=torch.bfloat16, device=CUDA), weight_of(768, 1408, group)
+    expected = x.double() @ exact(weight).T
+    for _ in range(3):
+        with poisoned_outputs():
+            ours = int4_linear(x, *weight, tile, in_parts=True)
+        assert ours.shape == ((rows, 768) if tile.splits == 1 else (tile.splits, rows, 768))
+        assert_near(ours if tile.splits == 1 else ours.sum(0), expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("group", [64, 128])
+def test_a_gated_product(group: int, rows: int, bias: bool) -> None:
+    x, weight = draw(rows, 1408, dtype=torch.bfloat16, device=CUDA), weight_of(640, 1408, group)
+    shift = draw(640, dtype=torch.bfloat16, device=CUDA) if bias else None
+    product = x.double() @ exact(weight).T + (0 if shift is None else shift.double())
+    gate, up = product.chunk(2, 1)
+    with poisoned_outputs():
+        ours = int4_few_rows(x, *weight, FewRowsTile(1, 4, 5), shift, gated=True)
+    assert_near(ours, F.silu(gate) * up, 6e-3)
+
+
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", sized([1, 3, 17, 64, 77, 128, 129, 300, 1001], [1, 3, 77, 300]))
+@pytest.mark.parametrize(("outputs", "inputs"), [(1152, 896), (64, 128), (7168, sized(5120, 1024))])
+def test_a_product_of_any_size_and_number_of_rows(outputs: int, inputs: int, rows: int, bias: bool, group: int) -> None:
+    x, weight = draw(rows, inputs, dtype=torch.bfloat16, device=CUDA), weight_of(outputs, inputs, group)
+    shift = draw(outputs, dtype=torch.bfloat16, device=CUDA) if bias else None
+    expected = x.double() @ exact(weight).T
+    expected = expected if shift is None else expected + shift.double()
+    with poisoned_outputs():
+        ours = int4_product(x, weight, shift)
+        parts = int4_product(x, weight, shift, in_parts=True)
+    assert_near(ours, expected)
+    assert_near(parts if parts.dim() == 2 else parts.sum(0), expected)
+
+
+@pytest.mark.parametrize("name", ["int4", "int4-zeros", "awq", "gptq"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_logits_are_close_to_those_of_the_same_weights_in_float32(arch: str, name: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(
+        tmp_path, arch, hidden=256, intermediate=512, heads=4, kv_heads=2, head_dim=64, quantization=name
+    )
+    model = load(checkpoint, dtype=torch.bfloat16, device="cuda")
+    assert isinstance(model.layers[0].attention.qkv.weight, Int4Weight)
+    sequences = [[int(token) for token in torch.randint(3, 500, (length,))] for length in (1, 7, 90, 300)]
+    expected = all_logits(load(checkpoint), sequences)
+    ours = all_logits(model, sequences).float().cpu()
+    assert (ours - expected).norm() < 0.02 * expected.norm()

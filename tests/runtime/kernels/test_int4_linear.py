@@ -1,0 +1,84 @@
+"""Selection of kernels for products with weights of 4 bits, and compilation for Hopper. tests/gpu tests the results."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.experimental.gluon import language as gl
+
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.config import EngineConfig
+from minisgl.engine.rehearsal import rehearse
+from minisgl.kernels.build.triton import Architecture, Launches
+from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch
+from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, _few_rows
+from minisgl.kernels.int4_tiles import int4_tile
+from minisgl.models.config import ModelConfig
+from support.kernels.compiled_kernel import compiled
+from support.kernels.interpreter import interpreted
+
+QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
+SHARED_MEMORY = 227 << 10
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), (1152, 896), (64, 128)])
+def test_a_tile_covers_the_product_and_fits(outputs: int, inputs: int, in_parts: bool) -> None:
+    for rows in range(1, 1025):
+        tile = int4_tile(rows, outputs, inputs, in_parts=in_parts)
+        if tile is None:
+            assert rows > 128
+            continue
+        assert 1 <= tile.splits <= inputs // 128
+        if isinstance(tile, BatchTile):
+            assert outputs % tile.outputs == 0
+            assert tile.slots * (tile.rows * 64 * 2 + 8) + 1024 <= SHARED_MEMORY // 2
+        else:
+            assert rows <= 16
+
+
+def test_a_model_with_weights_of_4_bits_launches_their_kernels() -> None:
+    config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-14b"], "num_hidden_layers": 2}, quantization="int4")
+    launches = Launches()
+    with launches.recorded(Architecture.parse("9.0a")):
+        rehearse(config, EngineConfig(model="", device="cuda", max_running=64))
+    kernels = {name.rpartition(".")[2] for name, _ in launches.keys}
+    assert {"_few_rows", "_int4_batch", "_dequantize"} <= kernels
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("rows", "name"), [(16, "gate_up"), (64, "qkv"), (256, "down")])
+def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups: int) -> None:
+    """It moves no weights between threads: its layouts assert that."""
+    tile = int4_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
+    assert isinstance(tile, BatchTile)
+    swizzled = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    types = {
+        "x": f"tensordesc<bf16[{tile.rows}, 64],{swizzled!r}>",
+        "words": "*i32",
+        "scales": "*i32",
+        "bias": "*bf16",
+        "out": "*bf16" if tile.splits == 1 else "*fp32",
+    }
+    constants = {"ROWS": tile.rows, "SLOTS": tile.slots, "AHEAD": tile.ahead, "GROUPS": groups}
+    constants |= {"BIAS": tile.splits == 1, "PDL": True}
+    kernel = compiled(_int4_batch, types, constants, default="i32", options={"num_warps": tile.outputs // 16})
+    assert kernel.metadata.shared <= SHARED_MEMORY // 2
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("rows", "inputs", "gated"), [(1, 5120, True), (4, 1408, False), (1, 17408, False)])
+def test_the_kernel_for_few_rows_compiles_for_hopper(rows: int, inputs: int, gated: bool, groups: int) -> None:
+    tile = int4_tile(rows, 5120, inputs, in_parts=False)
+    assert isinstance(tile, FewRowsTile)
+    types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32")
+    constants = {"INPUTS": inputs, "SPLITS": 1, "GROUPS": groups, "ROWS": 8, "AHEAD": tile.ahead}
+    constants |= {"SINGLE": rows == 1, "GATED": gated, "BIAS": True, "PDL": True}
+    assert compiled(_few_rows, types, constants, default="i32", options={"num_warps": tile.warps}).asm["cubin"]
+
+
+def test_dequantized_weights_are_bitwise_those_of_torch() -> None:
+    cases = interpreted("support.kernels.interpreted_int4")
+    assert cases and all(cases.values())
