@@ -27,6 +27,8 @@
 #   constrained  110 s   Qwen3-14B and Qwen3-0.6B: answers under a schema of 20 fields beside free ones
 #   start         40 s   Qwen3-14B again, for the time of its start with files in the page cache and only kernels
 #                        compiled ahead of time, and workload C; `compiled_kernels` must be 0
+#   quantized-start      Qwen3-14B from 29.5 GB of files in the page cache, in bf16 and quantized while it is loaded, twice in
+#                        turn; `engine_up_seconds` of the second runs are compared
 #   traces        60 s   traces of the device in a few steps of A, C and D
 #   serve         25 s   a server with a tiny model: one question, metrics, and a clean exit
 #   online       420 s   a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
@@ -195,6 +197,13 @@ part() {
     large) bench offline-qwen3-14b qwen3-14b 300 --workload A C D --repeat "$REPEAT" ;;
     start)
       TRITON_CACHE_DIR=$SCRATCH/empty bench start-qwen3-14b qwen3-14b 120 --workload C --repeat 3
+      ;;
+    quantized-start)
+      limited 200 "$PYTHON" benchmarks/random_checkpoint.py qwen3-14b "$SCRATCH/random-14b"
+      for run in 1 2; do
+        bench "start-files-bf16-$run" "$SCRATCH/random-14b" 120 --workload C
+        bench "start-files-fp8-$run" "$SCRATCH/random-14b" 120 --workload C --quantization fp8
+      done
       ;;
     traces)
       limited 120 $MINISGL bench offline --model qwen3-0.6b --workload A C D --trace "$SCRATCH/trace.json.gz"
