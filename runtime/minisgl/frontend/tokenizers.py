@@ -440,6 +440,7 @@ class _Link:
         self._requests.metrics.resubmitted.value += state.retried - before
         self._resubmitted = state.retried
         self._requests.update_engine(state.model, state.status, self._last_state_at)
+        self._requests.count_starts(state.replicas)
         self._on_state_change()
 
     def _lose(self, reason: str) -> None:

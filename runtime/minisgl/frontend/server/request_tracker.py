@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from minisgl.frontend.server.held_requests import Held, HeldRequests
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.response_stream import PHASES, Choice, Phase, ResponseStream
 from minisgl.wire.messages import Status
+from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import Finished, Generate, ServedModel
 
 
@@ -35,6 +36,8 @@ class RequestTracker:
         self.status: Status | None = None
         """Last status of the scheduler."""
         self.model: ServedModel | None = None
+        self._epochs: dict[str, tuple[int, int]] = {}
+        """Latest epoch of each replica that was seen."""
         self._stepped_at = 0.0
         self._generations = 0
         self._last_end = time.monotonic()
@@ -194,11 +197,18 @@ class RequestTracker:
     def update_engine(self, model: ServedModel | None, status: Status | None, now: float) -> None:
         """Take the state of the engine as a tokenizer worker reports it."""
         if model is not None and (self.model is None or self.model.epoch != model.epoch):
-            self.metrics.engine_starts.value += 1
             self.model = model
         if status is None or self.status is None or status.steps != self.status.steps or not status.running:
             self._stepped_at = now
         self.status = status
+
+    def count_starts(self, replicas: Iterable[ReplicaView]) -> None:
+        """Count each start of each replica once. A replica that is lost keeps its epoch."""
+        for replica in replicas:
+            name = replica.replica or replica.address
+            if replica.epoch > self._epochs.get(name, (0, 0)):
+                self._epochs[name] = replica.epoch
+                self.metrics.engine_starts.value += 1
 
     def step_age(self, now: float) -> float:
         """Seconds that requests have been queued or running without a step; 0 when the engine has none, or is lost."""

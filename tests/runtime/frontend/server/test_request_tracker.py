@@ -7,6 +7,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.wire.messages import SamplingParams, Status
+from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import Generate
 
 
@@ -35,6 +36,27 @@ def test_the_first_step_after_an_idle_time_has_an_age() -> None:
     stream.fail(ApiError(503, "shutting_down", "the server is shutting down"))
     tracker.end(record, 101.0)
     assert tracker.step_age(200.0) == 0.0
+
+
+def test_each_start_of_a_replica_counts_once() -> None:
+    tracker = RequestTracker(RequestLimits())
+
+    def starts(*epochs: int) -> float:
+        tracker.count_starts([_view(number, epoch) for number, epoch in enumerate(epochs)])
+        return tracker.metrics.engine_starts.value
+
+    assert starts(0, 0) == 0, "none is connected yet"
+    assert starts(1, 2) == 2
+    # The newest replica is gone, and comes back as it was.
+    assert starts(1) == 2
+    assert starts(1, 2) == 2
+    assert starts(1, 3) == 3
+    assert starts(4, 3) == 4
+
+
+def _view(number: int, epoch: int) -> ReplicaView:
+    known = {"revision": "a", "address": f"10.0.0.{number}", "routable": epoch > 0, "reason": ""}
+    return ReplicaView(replica=f"chat-r{number}", epoch=(epoch, 0), running=0, waiting=0, **known)
 
 
 def _idle() -> Status:
