@@ -99,9 +99,11 @@ def main() -> int:
     # The launcher asks a hung process for its stacks. The handler needs no interpreter lock.
     faulthandler.register(control.STACKS_SIGNAL)
     channel = Control(socket.socket(fileno=descriptor))
-    for module in sys.argv[4:]:
-        importlib.import_module(module)
     if sys.argv[4:]:
+        _set_title(f"importing-{name}")
+        for module in sys.argv[4:]:
+            importlib.import_module(module)
+        _set_title(f"minisgl-{name}")
         channel.progress(control.STANDBY_READY)
     start = channel.receive_start()
     if start is None:

@@ -9,11 +9,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
+_STANDBY: Final = "minisgl-standby"
+"""Title of a standby, of which the kernel keeps 15 bytes. One that still imports has another."""
 
 
 class Served:
@@ -69,6 +71,10 @@ class Served:
     def children(self) -> dict[str, int]:
         return launched_by(self.popen.pid)
 
+    def standing_by(self) -> set[str]:
+        """Names of standbys that can take over at once."""
+        return standing_by(self.popen.pid)
+
     def leftovers(self) -> list[Path]:
         """Return the remaining socket directories."""
         return list(self.temporary.glob("minisgl-*"))
@@ -81,7 +87,16 @@ class Served:
 def launched_by(launcher: int) -> dict[str, int]:
     """Return process ids of the children of a launcher by name, from /proc. A standby keeps its command line when it
     takes over, but not its title."""
-    found = {}
+    return {name: pid for name, pid, _ in _children_of(launcher)}
+
+
+def standing_by(launcher: int) -> set[str]:
+    """Return names of the standbys of a launcher that have imported everything."""
+    return {name for name, _, title in _children_of(launcher) if title == _STANDBY}
+
+
+def _children_of(launcher: int) -> Iterator[tuple[str, int, str]]:
+    """Name, process id and title of each child."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -90,11 +105,12 @@ def launched_by(launcher: int) -> dict[str, int]:
             except OSError:
                 continue
             if b"minisgl.launcher.child" in words:
-                name, _, parent = words[words.index(b"minisgl.launcher.child") + 1 :][:3]
-                if int(parent) == launcher:
-                    has_taken_over = title.startswith("minisgl-") and title != "minisgl-standby"
-                    found[name.decode().removeprefix("standby-" if has_taken_over else "")] = int(entry.name)
-    return found
+                arguments = words[words.index(b"minisgl.launcher.child") + 1 :]
+                # Other programs may have the module's name among their arguments.
+                if len(arguments) > 2 and arguments[2] == str(launcher).encode():
+                    name = arguments[0]
+                    has_taken_over = title.startswith("minisgl-") and title != _STANDBY
+                    yield name.decode().removeprefix("standby-" if has_taken_over else ""), int(entry.name), title
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -4,7 +4,7 @@ Run `python -m support.launcher.continuity --kills 350 --tp 1 2`.
 
 A round starts 8 streams and 2 requests that are not streamed, of all KINDS in turn, waits until at least 6 streams are
 in the middle of their answers, and kills one rank with SIGKILL. Each client must receive its whole answer, with the
-tokens of an uninterrupted run. The next kill comes when the standbys are back. Writes its figures to
+tokens of an uninterrupted run. The next kill comes when the standbys can take over. Writes its figures to
 `benchmarks/results/continuity.json`; exits with 1 where an answer failed or differs.
 """
 
@@ -285,9 +285,10 @@ def kill_ranks(served: Served, kills: int, ranks: int, figures: Figures, choose:
     kinds = list(KINDS)
     began = time.monotonic()
     victims = [f"rank{rank}" for rank in range(ranks)]
-    wanted = {*victims, *(f"standby-{name}" for name in victims)}
+    standbys = {f"standby-{name}" for name in victims}
     for number in range(kills):
-        eventually(lambda: wanted <= served.children().keys(), _CLIENT_SECONDS)
+        eventually(lambda: standbys <= served.standing_by(), _CLIENT_SECONDS)
+        eventually(lambda: set(victims) <= served.children().keys(), _CLIENT_SECONDS)
         pid = served.children()[choose.choice(victims)]
         picked = [kinds[(number + at) % len(kinds)] for at in range(STREAMS + PLAIN)]
         requests = [
