@@ -1,34 +1,36 @@
 """The HorizontalPodAutoscaler and the query of docs/autoscaling.md, with the autoscaler of kube-controller-manager, a
-real Prometheus, and metrics of a real frontend."""
+real Prometheus, and metrics of real frontends."""
 
 from __future__ import annotations
 
 import json
-import re
-import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import pytest
 import yaml
-from aiohttp import web
 
 from harness.prometheus import Pages, Prometheus, prometheus
+from minisgl.router import discovery
 from support.cluster.control_plane import LocalControlPlane
-from support.cluster.operated_cluster import LoopThread, OperatedCluster, pvc_model
-from support.frontend.fake_scheduler import STATUS
-from support.frontend.stack import FrontendStack
+from support.cluster.external_metrics import ExternalMetric, served
+from support.cluster.operated_cluster import OperatedCluster, pvc_model
+from support.frontend.model_frontends import ModelFrontends
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "autoscaling.md"
-EXTERNAL: Final = "/apis/external.metrics.k8s.io/v1beta1"
-FRONTENDS: Final = ("qwen3-frontend-a", "qwen3-frontend-b")
+FRONTENDS: Final = 2
 PAUSE: Final = 1200.0
 """Seconds between two loads; Prometheus forgets a sample after 300."""
+
+# Running and waiting requests of each replica. The page asks for 32 requests per replica.
+LOADS: Final = {
+    "34 on one replica": [(32, 2)],
+    "100 on one replica": [(64, 36)],
+    "100 on four replicas": [(32, 8), (32, 0), (16, 2), (8, 2)],
+    "10 on four replicas": [(4, 0), (3, 0), (2, 0), (1, 0)],
+}
 
 
 def shown(kind: str) -> dict[str, Any]:
@@ -38,127 +40,88 @@ def shown(kind: str) -> dict[str, Any]:
     return dict(found)
 
 
-QUERY: Final = str(shown("ScaledObject")["spec"]["triggers"][0]["metadata"]["query"])
+TRIGGER: Final = shown("ScaledObject")["spec"]["triggers"][0]["metadata"]
+HPA: Final = shown("HorizontalPodAutoscaler")
 
 
-class ExternalMetrics:
-    """An external metric with the value of the page's query at the time `at`, as an adapter serves it."""
-
-    def __init__(self, server: Prometheus, metric: str) -> None:
-        self.at = 0.0
-        self._server = server
-        self._metric = metric
-
-    async def handle(self, request: web.Request) -> web.Response:
-        if request.path == EXTERNAL:
-            resource = {"name": self._metric, "kind": "ExternalMetricValueList", "namespaced": True, "verbs": ["get"]}
-            group = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": EXTERNAL.removeprefix("/apis/")}
-            return web.json_response({**group, "resources": [{"singularName": "", **resource}]})
-        if not request.path.endswith(f"/{self._metric}"):
-            return web.Response(status=404)
-        [sample] = self._server.query(QUERY, self.at)
-        item = {"metricName": self._metric, "timestamp": datetime.now(UTC).isoformat(), "value": sample["value"][1]}
-        values = {"kind": "ExternalMetricValueList", "apiVersion": EXTERNAL.removeprefix("/apis/")}
-        return web.json_response({**values, "metadata": {}, "items": [{"metricLabels": {}, **item}]})
-
-
-@contextmanager
-def extension(control_plane: LocalControlPlane, namespace: str, metrics: ExternalMetrics) -> Iterator[None]:
-    """Let the API server answer requests for external metrics by `metrics`."""
-    control_plane.plane.prepare().issue("metrics", "metrics", addresses=("localhost",))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(control_plane.plane.pki / "metrics.crt", control_plane.plane.pki / "metrics.key")
-    thread = LoopThread()
-
-    async def begin() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_get("/{path:.*}", metrics.handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-        return runner
-
-    runner = thread.run(begin())
-    port = runner.addresses[0][1]
-    group, version = EXTERNAL.removeprefix("/apis/").split("/")
-    service = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]}
-    api = {
-        "group": group,
-        "version": version,
-        "groupPriorityMinimum": 100,
-        "versionPriority": 100,
-        "insecureSkipTLSVerify": True,
-        "service": {"namespace": namespace, "name": "metrics", "port": port},
-    }
-    names = ({"name": "metrics", "namespace": namespace}, {"name": f"{version}.{group}"})
-    control_plane.apply(
-        {"apiVersion": "v1", "kind": "Service", "metadata": names[0], "spec": service},
-        {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": names[1], "spec": api},
-    )
-    try:
-        yield
-    finally:
-        # With an API that does not answer, no namespace could be deleted.
-        control_plane.kubectl("delete", "apiservice", f"{version}.{group}")
-        thread.run(runner.cleanup())
-        thread.close()
-
-
-def scrape(stack: FrontendStack, running: int, waiting: int) -> str:
-    """Metrics of a frontend whose engines have these requests."""
-    stack.scheduler.status = msgspec.structs.replace(STATUS, running=running, waiting=waiting)
-    wanted = {"running": running, "waiting": waiting}
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        page = stack.http.get("/metrics").text
-        counts = dict(re.findall(r"^vllm:num_requests_(running|waiting){.*} (\S+)$", page, re.MULTILINE))
-        if counts and {name: float(count) for name, count in counts.items()} == wanted:
-            return page
-        time.sleep(0.02)
-    raise AssertionError(f"the frontend does not report {running} and {waiting} requests")
-
-
-@pytest.fixture
-def measured(tmp_path: Path) -> Iterator[tuple[Prometheus, list[float]]]:
-    """Prometheus with the metrics of two frontends of one model under 100 and then 10 requests, and these times."""
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, dict[str, float]]]:
+    """Prometheus with the metrics of the frontends under each load, and the time of each."""
+    path = tmp_path_factory.mktemp("measured")
     pages, now = Pages(), time.time()
-    times = [now - PAUSE, now]
-    stack = FrontendStack(tmp_path / "frontend", model="qwen3")
-    try:
-        for at, (running, waiting) in zip(times, ((64, 36), (10, 0)), strict=True):
-            page = scrape(stack, running, waiting)
-            for pod in FRONTENDS:
-                # Every frontend reports the requests of all replicas.
-                pages.add(page, at, {"namespace": "default", "pod": pod, "job": "frontend"})
-    finally:
-        stack.close()
-    with prometheus(pages, tmp_path) as server:
+    times = {load: now - PAUSE * number for number, load in enumerate(reversed(LOADS))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery, "LOOKUP_SECONDS", 0.05)
+        frontends = ModelFrontends(path, "qwen3", FRONTENDS)
+        try:
+            for load, replicas in LOADS.items():
+                for number, page in enumerate(frontends.metrics(replicas)):
+                    labels = {"namespace": "default", "pod": f"qwen3-frontend-{number}", "job": "frontend"}
+                    pages.add(page, times[load], labels)
+        finally:
+            frontends.close()
+    with prometheus(pages, path) as server:
         yield server, times
 
 
-def test_the_query_counts_each_request_once(measured: tuple[Prometheus, list[float]]) -> None:
+def test_the_query_counts_each_request_once(measured: tuple[Prometheus, dict[str, float]]) -> None:
     server, times = measured
-    assert [[sample["value"][1] for sample in server.query(QUERY, at)] for at in times] == [["100"], ["10"]]
-    frontends = server.query('vllm:num_requests_running{namespace="default", model_name="qwen3"}', times[0])
-    assert {each["metric"]["pod"] for each in frontends} == set(FRONTENDS)
+    for load, at in times.items():
+        assert [sample["value"][1] for sample in server.query(TRIGGER["query"], at)] == [load.split()[0]]
+        [frontends] = server.query('count(vllm:num_requests_running{namespace="default", model_name="qwen3"})', at)
+        assert frontends["value"][1] == str(FRONTENDS)
+
+
+def test_both_examples_have_the_same_target_and_limits() -> None:
+    keda, hpa = shown("ScaledObject")["spec"], HPA["spec"]
+    assert keda["scaleTargetRef"] == hpa["scaleTargetRef"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
+    target = {"type": keda["triggers"][0]["metricType"], "averageValue": TRIGGER["threshold"]}
+    assert target == hpa["metrics"][0]["external"]["target"]
 
 
 def test_the_autoscaler_of_the_page_follows_the_load(
-    control_plane: LocalControlPlane, measured: tuple[Prometheus, list[float]]
+    control_plane: LocalControlPlane, measured: tuple[Prometheus, dict[str, float]]
 ) -> None:
     server, times = measured
-    autoscaler = shown("HorizontalPodAutoscaler")
-    metrics = ExternalMetrics(server, autoscaler["spec"]["metrics"][0]["external"]["metric"]["name"])
-    metrics.at = times[0]
+    metric_name = HPA["spec"]["metrics"][0]["external"]["metric"]["name"]
+    metric = ExternalMetric(server, TRIGGER["query"], metric_name, times["34 on one replica"])
     with OperatedCluster(control_plane) as cluster, cluster.operator():
+
+        def kubectl(*args: str, stdin: str | None = None) -> str:
+            return control_plane.kubectl("-n", cluster.namespace, *args, stdin=stdin).stdout
+
+        def autoscaler() -> dict[str, Any]:
+            return dict(json.loads(kubectl("get", "hpa", HPA["metadata"]["name"], "-o", "json")).get("status", {}))
+
+        def average() -> str:
+            """Metric for each replica, as the autoscaler has last read it."""
+            [current] = autoscaler().get("currentMetrics") or [{}]
+            return str(current.get("external", {}).get("current", {}).get("averageValue"))
+
+        def scaling_active() -> dict[str, Any]:
+            return next((each for each in autoscaler().get("conditions", ()) if each["type"] == "ScalingActive"), {})
+
         cluster.apply(pvc_model("qwen3"))
         cluster.until(lambda: cluster.ready("qwen3"), "Ready")
-        with extension(control_plane, cluster.namespace, metrics):
-            control_plane.kubectl("apply", "-n", cluster.namespace, "-f", "-", stdin=json.dumps(autoscaler))
-            # 100 requests with an average of 32 for each replica.
-            cluster.until(lambda: cluster.status("qwen3").get("readyReplicas") == 4, "four replicas")
-            metrics.at = times[1]
+        with served(metric, control_plane, cluster.namespace):
+            kubectl("apply", "-f", "-", stdin=json.dumps(HPA))
+            cluster.until(lambda: average() == "34", "34 requests for the only replica")
+            assert autoscaler()["desiredReplicas"] == 1, "within the tolerance of 10 %"
+
+            metric.at = times["100 on one replica"]
+            cluster.until(lambda: cluster.status("qwen3").get("readyReplicas") == 4, "a replica for each 32 requests")
+            metric.at = times["100 on four replicas"]
+            cluster.until(lambda: average() == "25", "100 requests divided by status.replicas")
+            assert autoscaler()["desiredReplicas"] == 4
+
+            metric.at += PAUSE / 2
+            assert server.query(TRIGGER["query"], metric.at) == []
+            cluster.until(lambda: scaling_active().get("reason") == "FailedGetExternalMetric", "an unknown load")
+            assert cluster.status("qwen3")["replicas"] == 4, "an unknown load removes nothing"
+
+            metric.at = times["10 on four replicas"]
             cluster.until(lambda: cluster.status("qwen3").get("replicas") == 1, "one replica")
-            live = cluster.get("InferenceModel", "qwen3")
-            assert live is not None and live["spec"]["replicas"] == 1
-            control_plane.kubectl("delete", "hpa", "qwen3", "-n", cluster.namespace)
+            model = cluster.get("InferenceModel", "qwen3")
+            assert model is not None and model["spec"]["replicas"] == 1
+            kubectl("delete", "hpa", HPA["metadata"]["name"])

@@ -43,7 +43,6 @@ class FrontendStack:
         wait: bool = True,
         template: str | None = None,
         max_model_len: int = 256,
-        model: str = "org/tiny",
         **config: Any,
     ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -51,7 +50,7 @@ class FrontendStack:
         self.path = path
         self._max_model_len = max_model_len
         self.scheduler_address = f"ipc://{path}/scheduler"
-        self.scheduler = FakeScheduler(self.scheduler_address, self.card(model))
+        self.scheduler = FakeScheduler(self.scheduler_address, self.card("org/tiny"))
         addresses = tuple(f"ipc://{path}/text{n}" for n in range(max(workers, 1)))
         self._tokenizers = [
             TokenizerConfig(
