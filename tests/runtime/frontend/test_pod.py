@@ -115,6 +115,8 @@ def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("b", "xyz")
     assert frontend.http.post("/v1/chat/completions", json=UNNAMED).json()["model"] == "a"
     assert frontend.http.post("/v1/chat/completions", json={**CHAT, "model": "tiny"}).status_code == 404
+    # The first status of the engine may come after its first answer.
+    eventually(lambda: frontend.control.get("/status").json()["replicas"][0]["kv_usage"] is not None)
     status = frontend.control.get("/status").json()
     (replica,) = status.pop("replicas")
     assert status.pop("idle_seconds") >= 0
