@@ -7,7 +7,7 @@ from enum import IntEnum, auto
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
-from minisgl.router.ended_totals import EndedTotals, add_counters, sum_of
+from minisgl.router.ended_totals import EndedTotals, Start, add_counters, sum_of
 from minisgl.router.queue_times import QueueTimes
 from minisgl.router.routing import PrefixIndex
 from minisgl.tokenizer.model_files import differing_files
@@ -319,7 +319,7 @@ def _aggregate(name: str, values: list[Any]) -> Any:
     return sum_of(values)
 
 
-def _start(replica: Replica) -> tuple[str, tuple[int, int]]:
+def _start(replica: Replica) -> Start:
     """Name and epoch of the start that the replica's status is of."""
     return replica.name, (0, 0) if replica.welcome is None else replica.welcome.epoch
 
