@@ -9,6 +9,7 @@ import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels import dependent_launch_triton
+from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, share
 from minisgl.kernels.fp8_linear_gluon import Tile, fp8_linear, fp8_tile
 from minisgl.kernels.fp8_row_gluon import fits_row, fp8_row, normed_fp8_row
 from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, Fp8Rows, dequantize_rows
@@ -60,6 +61,28 @@ def test_a_product(rows: int, tile: Tile) -> None:
         ours = fp8_linear(x, weight.values, weight.scales, tile)
     assert ours.shape == ((rows, 768) if tile.splits == 1 else (tile.splits, rows, 768))
     assert_near(ours if tile.splits == 1 else ours.sum(0), exact(x, weight))
+
+
+@pytest.mark.parametrize("rows", sized([16, 17, 33, 64, 65, 80, 128, 129, 200, 1001], [17, 64, 65, 129]))
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    sized([(512, 128), (768, 896), (256, 17408), (17152, 1024)], [(512, 128), (768, 896), (256, 3072)]),
+)
+def test_a_product_of_a_batch(rows: int, outputs: int, inputs: int) -> None:
+    """Also where programs share tiles: their sums have always the same bits, and the counters are zero again."""
+    x, weight = quantize_rows(draw(rows, inputs, dtype=torch.bfloat16, device=CUDA)), weight_of(outputs, inputs)
+    chosen = share(rows, outputs, inputs, multiprocessors(CUDA))
+    blocks = inputs // BLOCK
+    tiles = -(-rows // (128 if rows > 64 else 64)) * (outputs // (128 if rows > 64 else 256))
+    whole = Share(tiles, 0, 1, blocks)
+    halves = Share(0, 2 * tiles, 2, -(-blocks // 8) * 4)
+    shared = [halves] if blocks > 4 and tiles < multiprocessors(CUDA) else []
+    for work in (chosen, whole, *shared):
+        with poisoned_outputs():
+            ours = fp8_batch(x, weight.values, weight.scales, work)
+            again = fp8_batch(x, weight.values, weight.scales, work)
+        assert_near(ours, exact(x, weight))
+        assert torch.equal(ours, again)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -245,6 +268,32 @@ def test_rows_that_start_early_read_no_data_of_an_earlier_layer(monkeypatch: pyt
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
         graph.replay()
         torch.testing.assert_close(captured, step(), rtol=0, atol=0)
+
+
+@pytest.mark.captures
+def test_a_graph_gives_the_bits_of_products_of_batches() -> None:
+    """The kernels share the memory of partial sums, and begin before the previous one has ended."""
+    x, weight = draw(100, 5120, dtype=torch.bfloat16, device=CUDA), weight_of(5120, 5120)
+    assert share(100, 5120, 5120, multiprocessors(CUDA)).parts
+    gain = torch.ones(5120, dtype=torch.bfloat16, device=CUDA)
+
+    def step() -> torch.Tensor:
+        y = x
+        for _ in range(20):
+            y = fp8_batch(rms_norm_fp8(y, None, gain, 1e-6), weight.values, weight.scales)
+        return y
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = step().clone()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        captured = step()
+        graph.capture_end()
+        for _ in range(5):
+            graph.replay()
+            stream.synchronize()
+            assert torch.equal(captured, expected)
 
 
 @pytest.mark.captures

@@ -4,8 +4,8 @@ per output.
 
 A step of the tensor cores is one block of inputs. Its result is scaled and added in float32 by ordinary instructions,
 since the tensor cores keep only 14 bits of a sum of FP8 products. Up to 64 rows the product is one read of W and this
-kernel comes closer to the bandwidth of the memory than cuBLAS; with more rows cuBLAS's tiles are better
-(benchmarks/results/2026-11-23-h200-fp8-products).
+kernel comes closer to the bandwidth of the memory than cuBLAS (benchmarks/results/2026-11-23-h200-fp8-products);
+fp8_batch_gluon has one for more rows.
 """
 
 import functools

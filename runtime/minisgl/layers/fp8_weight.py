@@ -65,8 +65,13 @@ def fp8_product(
     rows = x if isinstance(x, Fp8Rows) else quantize_rows(x, per_row=weight.per_channel)
     if not weight.values.is_cuda:
         return F.linear(dequantize_rows(rows), weight.dequantized(), bias)
+    from minisgl.kernels.fp8_batch_gluon import fp8_batch, multiprocessors, takes_batch
     from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
 
+    # Few checkpoints have a bias, and a variant of the kernel would take part of each start.
+    blocks = bias is None and not weight.per_channel
+    if blocks and takes_batch(rows.rows, *weight.shape, multiprocessors(weight.values.device)):
+        return fp8_batch(rows, weight.values, weight.scales)
     tile = fp8_tile(rows.rows, *weight.shape, in_parts=in_parts and bias is None)
     if tile is not None:
         return fp8_linear(rows, weight.values, weight.scales, tile, bias)

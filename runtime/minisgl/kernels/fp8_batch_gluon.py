@@ -1,0 +1,385 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""x W^T in FP8 on Hopper for many rows, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights.
+
+One program per multiprocessor computes tile after tile. One warp copies blocks of 128 inputs ahead. Two groups of
+four warps multiply 64 rows × 128 outputs each: the two halves of a tile of 128 × 128 or, up to 64 rows, of 64 × 256.
+The product of a block begins before the last one is scaled and added in float32: the tensor cores keep only 14 bits
+of a sum of FP8 products.
+
+Where the tiles are no multiple of the programs, several programs share the inputs of each of the remaining ones. They
+do so first, and add the partial sums up last, each its part of the tile and always in the same order. So hardly any
+program waits for another.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
+from minisgl.kernels.dependent_launch_triton import dependent_launch
+from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
+
+_HALF = gl.constexpr(64)
+_BLOCK = gl.constexpr(128)
+_TOGETHER = gl.constexpr(4)
+"""Blocks of inputs in a turn of the loop, at whose end no product is under way."""
+_ROW_TILES = gl.constexpr(16)
+"""Tiles of rows that take the same weights one after the other, from the L2 cache."""
+_STAGES = {1: 4, 2: 5}
+"""Blocks of inputs that fit into shared memory, by halves of rows in a tile."""
+_FEWEST_ROWS = 16
+_MOST_SPLITS = 16
+_MOST_WAVES = 2
+"""Most parts of tiles per program."""
+_PART_BLOCKS = 12
+"""Blocks that a program could multiply in the time in which it stores and adds up partial sums."""
+_FASTER = 0.87
+"""Share of cuBLAS's blocks in turn up to which this kernel is faster. A block takes longer than in cuBLAS, where
+several programs receive the same rows or weights together."""
+_REGISTERS = 168
+"""Registers of a thread at the launch; groups of warps then pass them on to those that multiply."""
+_MULTIPLYING = 240
+_COPYING = 24
+
+
+class Share(NamedTuple):
+    """Work of all programs: `whole` tiles, each by one program, and others in `parts`, `splits` for each tile, of
+    `blocks` blocks of inputs."""
+
+    whole: int
+    parts: int
+    splits: int
+    blocks: int
+
+
+@gluon.jit
+def _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks):
+    """Row tile and output tile of a unit of work, its first block of inputs, and its turns of the loop: none where a
+    program has no part. Blocks behind the last one are zeros."""
+    programs = gl.num_programs(0)
+    part_units = (parts + programs - 1) // programs * programs
+    is_part = unit < part_units
+    tile = gl.where(is_part, whole + unit // splits, unit - part_units)
+    begin = gl.where(is_part, unit % splits * part_blocks, 0)
+    count = gl.where(is_part, gl.minimum(part_blocks, blocks - begin), blocks)
+    count = gl.where(is_part & (unit >= parts), 0, count)
+    together = _ROW_TILES * output_tiles
+    first = tile // together * _ROW_TILES
+    size = gl.minimum(row_tiles - first, _ROW_TILES)
+    return first + tile % together % size, tile % together // size, begin, (count + _TOGETHER - 1) // _TOGETHER
+
+
+@gluon.jit
+def _units(whole, parts):
+    """Numbers of units: parts come first, and each program counts as many of them."""
+    programs = gl.num_programs(0)
+    return (parts + programs - 1) // programs * programs + whole
+
+
+@gluon.jit
+def _first_row(m, half, rows, TALL: gl.constexpr):
+    """First of 64 rows. The last ones overlap those before: copies of rows that are not there take longer than others.
+    Copies of scales begin at multiples of 16 bytes; memory is padded to 16 rows."""
+    return gl.maximum(gl.minimum((m * TALL + half) * _HALF, (rows + 15) // 16 * 16 - _HALF), 0)
+
+
+@gluon.jit
+def _copy_blocks(
+    x, w, x_scales, x_ring, w_ring, scale_ring, arrived, free, rows, row_tiles, output_tiles, blocks, whole, parts,
+    splits, part_blocks, TALL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy the blocks of all units of this program. The weights of the first ones are on their way already."""
+    WIDE: gl.constexpr = 3 - TALL
+    BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + 4) + WIDE * _BLOCK * _BLOCK
+    count = 0
+    for unit in range(gl.program_id(0), _units(whole, parts), gl.num_programs(0)):
+        m, n, begin, turns = _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
+        early = gl.where(unit == gl.program_id(0), gl.minimum(turns * _TOGETHER, STAGES), 0)
+        for block in range(turns * _TOGETHER):
+            slot = count % STAGES
+            mbarrier.wait(free.index(slot), count // STAGES & 1 ^ 1)
+            k = (begin + block) * _BLOCK
+            late = block >= early
+            mbarrier.expect(arrived.index(slot), BYTES, pred=late)
+            for i in gl.static_range(WIDE):
+                output = (n * WIDE + i) * _BLOCK
+                tma.async_copy_global_to_shared(
+                    w, [output, k], arrived.index(slot), w_ring.index(WIDE * slot + i), pred=late
+                )
+            for i in gl.static_range(TALL):
+                row = _first_row(m, i, rows, TALL)
+                tma.async_copy_global_to_shared(x, [row, k], arrived.index(slot), x_ring.index(TALL * slot + i))
+                tma.async_copy_global_to_shared(
+                    x_scales, [begin + block, row], arrived.index(slot), scale_ring.index(TALL * slot + i)
+                )
+            count += 1
+
+
+@gluon.jit
+def _multiply(
+    x_ring, w_ring, arrived, count, zero, X_HALF: gl.constexpr, W_HALF: gl.constexpr, TALL: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Begin the product of a block, once it is there."""
+    slot = count % STAGES
+    mbarrier.wait(arrived.index(slot), count // STAGES & 1)
+    mine = x_ring.index(TALL * slot + X_HALF)
+    weights = w_ring.index((3 - TALL) * slot + W_HALF)
+    return warpgroup_mma(mine, weights.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _add(
+    total, part, factor, scale_ring, free, count, layout: gl.constexpr, OTHERS: gl.constexpr, X_HALF: gl.constexpr,
+    TALL: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Wait for a product, while OTHERS may go on, and add it."""
+    slot = count % STAGES
+    of_rows = scale_ring.index(TALL * slot + X_HALF).permute((1, 0)).load(layout) * factor
+    part = warpgroup_mma_wait(OTHERS, deps=[part])
+    mbarrier.arrive(free.index(slot))
+    total += part * of_rows
+    # Else the compiler adds products later, while others are under way, and has too few registers for all.
+    return warpgroup_mma_wait(OTHERS, deps=[total])
+
+
+@gluon.jit
+def _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, HALF: gl.constexpr):
+    """Add up some of the rows from `row` on, eight at a time, after all programs that share the tile have stored their
+    sums. The last one sets the counter to zero."""
+    SIZE: gl.constexpr = _HALF * _BLOCK
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32, 1], [4, 1], [1, 0])
+    entry = gl.expand_dims(gl.arange(0, 128, layout=gl.SliceLayout(1, layout)), 1)
+    inner = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(0, layout)), 0)
+    while gl.atomic_add(counter, 0, sem="acquire") < splits:
+        pass
+    first = unit // splits * splits
+    for eight in range(unit % splits, _HALF // 8, splits):
+        inside = eight * (8 * _BLOCK) + entry * 8 + inner
+        total = gl.zeros([128, 8], gl.float32, layout=layout)
+        for split in range(splits):
+            # Not from the L1 cache, which may hold older values.
+            place = sums + ((first + split) * 2 + HALF).to(gl.int64) * SIZE + inside
+            total += gl.load(place, cache_modifier=".cg")
+        rows_of = row + eight * 8 + entry % 8
+        columns_of = column + entry // 8 * 8 + inner
+        place = out + (rows_of.to(gl.int64) * outputs + columns_of)
+        gl.store(place, total.to(gl.bfloat16), mask=rows_of < rows)
+    gl.thread_barrier()
+    if gl.atomic_add(counter, 1, sem="acq_rel") == 2 * splits - 1:
+        gl.store(counter, 0)
+
+
+@gluon.jit
+def _multiply_units(
+    HALF: gl.constexpr, w_scales, out, out_tiles, staging, sums, counters, x_ring, w_ring, scale_ring, arrived, free,
+    rows, outputs, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks, TALL: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """Compute half of each unit of this program."""
+    WIDE: gl.constexpr = 3 - TALL
+    X_HALF: gl.constexpr = HALF if TALL == 2 else 0
+    W_HALF: gl.constexpr = HALF if WIDE == 2 else 0
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, _BLOCK, 32])
+    zero = gl.zeros([_HALF, _BLOCK], gl.float32, layout=layout)
+    in_half = gl.expand_dims(gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout)), 1)
+    columns = gl.expand_dims(gl.arange(0, _BLOCK, layout=gl.SliceLayout(0, layout)), 0)
+    programs = gl.num_programs(0)
+    last = blocks - 1
+    count = 0
+    for unit in range(gl.program_id(0), _units(whole, parts), programs):
+        m, n, begin, turns = _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
+        if turns > 0:
+            scales = w_scales + (n * WIDE + W_HALF) * blocks
+            total = zero
+            for turn in range(turns):
+                k = begin + turn * _TOGETHER
+                first_factor = gl.load(scales + k)
+                second_factor = gl.load(scales + gl.minimum(k + 1, last))
+                third_factor = gl.load(scales + gl.minimum(k + 2, last))
+                fourth_factor = gl.load(scales + gl.minimum(k + 3, last))
+                first = _multiply(x_ring, w_ring, arrived, count, zero, X_HALF, W_HALF, TALL, STAGES)
+                second = _multiply(x_ring, w_ring, arrived, count + 1, zero, X_HALF, W_HALF, TALL, STAGES)
+                total = _add(total, first, first_factor, scale_ring, free, count, layout, 1, X_HALF, TALL, STAGES)
+                third = _multiply(x_ring, w_ring, arrived, count + 2, zero, X_HALF, W_HALF, TALL, STAGES)
+                total = _add(total, second, second_factor, scale_ring, free, count + 1, layout, 1, X_HALF, TALL, STAGES)
+                fourth = _multiply(x_ring, w_ring, arrived, count + 3, zero, X_HALF, W_HALF, TALL, STAGES)
+                total = _add(total, third, third_factor, scale_ring, free, count + 2, layout, 1, X_HALF, TALL, STAGES)
+                total = _add(total, fourth, fourth_factor, scale_ring, free, count + 3, layout, 0, X_HALF, TALL, STAGES)
+                count += _TOGETHER
+            row = _first_row(m, X_HALF, rows, TALL)
+            column = (n * WIDE + W_HALF) * _BLOCK
+            if unit < parts:
+                # In blocks of 8 × 8, which are consecutive in the registers of a warp.
+                inside = (in_half // 8 * (_BLOCK // 8) + columns // 8) * 64 + in_half % 8 * 8 + columns % 8
+                gl.store(sums + (unit * 2 + HALF).to(gl.int64) * (_HALF * _BLOCK) + inside, total)
+                gl.thread_barrier()
+                gl.atomic_add(counters + unit // splits * 2 + HALF, 1, sem="release")
+            else:
+                # The tile before must have left the buffer.
+                tma.store_wait(0)
+                gl.thread_barrier()
+                staging.index(HALF).store(total.to(gl.bfloat16))
+                fence_async_shared()
+                tma.async_copy_shared_to_global(out_tiles, [row, column], staging.index(HALF))
+    tma.store_wait(0)
+    for unit in range(gl.program_id(0), parts, programs):
+        m, n, begin, turns = _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
+        row = _first_row(m, X_HALF, rows, TALL)
+        column = (n * WIDE + W_HALF) * _BLOCK
+        counter = counters + unit // splits * 2 + HALF
+        _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, HALF)
+
+
+@gluon.jit(do_not_specialize=["rows", "whole", "parts", "splits", "part_blocks"])
+def _fp8_batch(
+    x, w, x_scales, w_scales, out, out_tiles, sums, counters, rows, inputs, outputs, whole, parts, splits, part_blocks,
+    TALL: gl.constexpr, STAGES: gl.constexpr, MULTIPLYING: gl.constexpr, COPYING: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """`x`, `w` and `out_tiles` are tensor maps, `x_scales` is that of the scales [inputs / 128, rows] of x; `w_scales`
+    [outputs / 128, inputs / 128]. `sums` has room for a float32 tile for each part, `counters` two zeros for each tile
+    in parts, which it leaves so."""
+    WIDE: gl.constexpr = 3 - TALL
+    BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + 4) + WIDE * _BLOCK * _BLOCK
+    row_tiles = (rows + TALL * _HALF - 1) // (TALL * _HALF)
+    output_tiles = outputs // (WIDE * _BLOCK)
+    blocks = inputs // _BLOCK
+    x_ring = gl.allocate_shared_memory(x.dtype, [TALL * STAGES, _HALF, _BLOCK], x.layout)
+    w_ring = gl.allocate_shared_memory(w.dtype, [WIDE * STAGES, _BLOCK, _BLOCK], w.layout)
+    scale_ring = gl.allocate_shared_memory(gl.float32, [TALL * STAGES, 1, _HALF], x_scales.layout)
+    staging = gl.allocate_shared_memory(out_tiles.dtype, [2, _HALF, _BLOCK], out_tiles.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for first in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(first), count=1)
+        mbarrier.init(free.index(first), count=2)
+    fence_async_shared()
+    _, n, begin, turns = _place(gl.program_id(0), row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
+    for first in gl.static_range(STAGES):
+        there = first < turns * _TOGETHER
+        mbarrier.expect(arrived.index(first), BYTES, pred=there)
+        for i in gl.static_range(WIDE):
+            place = [(n * WIDE + i) * _BLOCK, (begin + first) * _BLOCK]
+            tma.async_copy_global_to_shared(w, place, arrived.index(first), w_ring.index(WIDE * first + i), pred=there)
+    start_next(PDL)
+    wait_for_previous(PDL)
+    gl.warp_specialize([
+        (_multiply_units, (0, w_scales, out, out_tiles, staging, sums, counters, x_ring, w_ring, scale_ring, arrived,
+                           free, rows, outputs, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks,
+                           TALL, STAGES)),
+        (_multiply_units, (1, w_scales, out, out_tiles, staging, sums, counters, x_ring, w_ring, scale_ring, arrived,
+                           free, rows, outputs, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks,
+                           TALL, STAGES)),
+        (_copy_blocks, (x, w, x_scales, x_ring, w_ring, scale_ring, arrived, free, rows, row_tiles, output_tiles,
+                        blocks, whole, parts, splits, part_blocks, TALL, STAGES)),
+    ], [4, 1], [MULTIPLYING, COPYING])  # fmt: skip
+
+
+def tile_halves(rows: int) -> int:
+    """Halves of 64 rows in a tile."""
+    return 1 if rows <= 64 else 2
+
+
+@functools.cache
+def takes_batch(rows: int, outputs: int, inputs: int, programs: int) -> bool:
+    """Whether this kernel computes the product faster than others, from measurements on H200 GPUs
+    (benchmarks/results/2026-11-26-h200-fp8-batch)."""
+    if rows < _FEWEST_ROWS or outputs % (BLOCK * (3 - tile_halves(rows))):
+        return False
+    if rows <= 64:
+        return outputs >= programs * 2 * BLOCK
+    # cuBLAS reads rows of scales of W that are not aligned to 16 bytes from wrong addresses, without an error.
+    if inputs // BLOCK % 4:
+        return True
+    tiles = triton.cdiv(rows, 128) * (outputs // BLOCK)
+    cublas = triton.cdiv(tiles, programs) * (inputs // BLOCK)
+    ours = _blocks_in_turn(share(rows, outputs, inputs, programs), inputs, programs)
+    return bool(ours <= _FASTER * cublas)
+
+
+def _blocks_in_turn(work: Share, inputs: int, programs: int) -> int:
+    """Blocks that a program multiplies one after the other, and those that it could in the time its parts cost."""
+    whole, parts = (-(-units // programs) for units in (work.whole, work.parts))
+    return whole * (inputs // BLOCK) + parts * (work.blocks + _PART_BLOCKS)
+
+
+@functools.cache
+def share(rows: int, outputs: int, inputs: int, programs: int) -> Share:
+    """Share a product among programs: in whole waves of tiles, and the rest in equal parts."""
+    blocks = inputs // BLOCK
+    tall = tile_halves(rows)
+    tiles = triton.cdiv(rows, 64 * tall) * (outputs // (BLOCK * (3 - tall)))
+    rest = tiles % programs
+    shares = [Share(tiles, 0, 1, blocks)]
+    for splits in range(2, _MOST_SPLITS + 1):
+        # A multiple of four: only behind the last one of all there are zeros.
+        of_part = _TOGETHER.value * triton.cdiv(blocks, _TOGETHER.value * splits)
+        parts = triton.cdiv(blocks, of_part)
+        if parts > 1 and 0 < rest * parts <= _MOST_WAVES * programs:
+            shares.append(Share(tiles - rest, rest * parts, parts, of_part))
+    return min(shares, key=lambda work: _blocks_in_turn(work, inputs, programs))
+
+
+def _new_room(device: torch.device, programs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for partial sums, and counters."""
+    sums = torch.empty((_MOST_WAVES * programs * 2 * 64 * BLOCK,), dtype=torch.float32, device=device)
+    return sums, torch.zeros((2 * programs,), dtype=torch.int32, device=device)
+
+
+_room = functools.cache(_new_room)
+"""The same for all products of a device, which use it one after the other."""
+
+
+def fp8_batch(x: Fp8Rows, weight: torch.Tensor, scales: torch.Tensor, work: Share | None = None) -> torch.Tensor:
+    """x W^T of `x` [M, K] and `weight` [N, K] with `scales` [N / 128, K / 128] in float32: [M, N] in bfloat16. `work`:
+    another share than that of `share`."""
+    inputs, outputs = weight.shape[1], len(weight)
+    tall = tile_halves(x.rows)
+    assert inputs % BLOCK == 0 and outputs % (BLOCK * (3 - tall)) == 0 and len(scales) * BLOCK == outputs
+    device = weight.device
+    programs = multiprocessors(device)
+    work = work or share(x.rows, outputs, inputs, programs)
+    # Kernels are also recorded with tensors that have no memory.
+    sums, counters = (_new_room if isinstance(weight, FakeTensor) else _room)(device, programs)
+    out = torch.empty((x.rows, outputs), dtype=torch.bfloat16, device=device)
+    # Programs wait for one another, so all of them must run at once: one per multiprocessor.
+    _fp8_batch[(programs if work.parts else min(programs, work.whole),)](
+        _tiles(x.values, 64), _tiles(weight, BLOCK), _scales(x.scales), scales, out, _outputs(out), sums, counters,
+        x.rows, inputs, outputs, *work, TALL=tall, STAGES=_STAGES[tall], MULTIPLYING=_MULTIPLYING, COPYING=_COPYING,
+        num_warps=4, maxnreg=_REGISTERS, **dependent_launch(device),
+    )  # fmt: skip
+    return out
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU, each of which runs one program."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def _scales(matrix: torch.Tensor) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [1, 64], layout)
+
+
+def _tiles(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [rows, BLOCK], layout)
+
+
+def _outputs(matrix: torch.Tensor) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [64, BLOCK], layout)
