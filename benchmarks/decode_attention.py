@@ -24,7 +24,7 @@ from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.kernels.balanced_decode_gluon import Settings
-from minisgl.kernels.stored_kv import UNSCALED
+from minisgl.kernels.stored_kv import FP8, UNSCALED
 
 PAGE = 64
 SHAPES = {
@@ -58,6 +58,19 @@ SMALL_SETTINGS = (
     Settings(16, 6, 8),
 )
 """For heads of 64."""
+FP8_SETTINGS = (
+    Settings(32, 6, 4),
+    Settings(32, 3, 8),
+    Settings(32, 4, 6),
+    Settings(32, 5, 5),
+    Settings(32, 2, 12),
+    Settings(64, 3, 4),
+    Settings(64, 2, 6),
+    Settings(16, 6, 8),
+    Settings(16, 8, 6),
+    Settings(16, 4, 12),
+)
+"""For a KV cache in FP8."""
 SHORT_STEPS = (50, 500)
 BANDWIDTH = 4.8e12
 POOL_BYTES = 12 << 30
@@ -78,7 +91,7 @@ def lengths_after(steps: int) -> NDArray[np.int32]:
 
 
 class Batch:
-    def __init__(self, model: str, lengths: NDArray[np.int32], *, layers: int | None = None) -> None:
+    def __init__(self, model: str, lengths: NDArray[np.int32], *, fp8: bool = False, layers: int | None = None) -> None:
         heads, kv_heads, head_dim = SHAPES[model]
         rows, counts = len(lengths), -(-lengths // PAGE)
         pages = int(counts.sum())
@@ -86,17 +99,18 @@ class Batch:
         order = np.random.default_rng(0).permutation(pages).astype(np.int32)
         for row, (count, end) in enumerate(zip(counts.tolist(), counts.cumsum().tolist(), strict=True)):
             table[row, :count] = order[end - count : end]
-        page_bytes = 2 * 2 * PAGE * kv_heads * head_dim
+        stored = FP8 if fp8 else torch.bfloat16
+        page_bytes = 2 * stored.itemsize * PAGE * kv_heads * head_dim
         self.layers = layers or max(2, min(CALLS, POOL_BYTES // ((pages + 1) * page_bytes)))
         self.bytes = int(lengths.sum()) * page_bytes // PAGE
         draw = torch.Generator("cuda").manual_seed(0)
         size = (self.layers, pages + 1, PAGE, kv_heads, head_dim)
         keys, values = (torch.randn(size, generator=draw, device="cuda", dtype=torch.bfloat16) for _ in "kv")
-        self.kv = PagedKV(keys, values, scales=(UNSCALED,) * self.layers)
+        self.kv = PagedKV(keys.to(stored), values.to(stored), scales=(UNSCALED,) * self.layers)
         self.q = torch.randn(rows, heads, head_dim, generator=draw, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
         self.shape = AttentionShape(
-            heads, kv_heads, head_dim, PAGE, table.shape[1], torch.bfloat16, torch.device("cuda")
+            heads, kv_heads, head_dim, PAGE, table.shape[1], torch.bfloat16, torch.device("cuda"), kv_dtype=stored
         )
         empty, none = torch.empty(0, dtype=torch.int32, device="cuda"), np.empty(0, np.int32)
         slots = torch.arange(rows, dtype=torch.int32, device="cuda")
@@ -119,19 +133,21 @@ class Batch:
         print(f"  {time:7.1f} us  {rate / 1e9:5.0f} GB/s  {rate / BANDWIDTH:.3f}  {name}", flush=True)
 
 
-def settings_of(model: str) -> tuple[Settings, ...]:
+def settings_of(model: str, *, fp8: bool) -> tuple[Settings, ...]:
+    if fp8:
+        return FP8_SETTINGS
     return SMALL_SETTINGS if SHAPES[model][2] == 64 else SETTINGS
 
 
-def compile_settings(work: tuple[str, Settings]) -> None:
+def compile_settings(work: tuple[str, Settings, bool]) -> None:
     """Compile one kernel into Triton's cache. Runs in a process of its own, in parallel with others."""
-    batch = Batch(work[0], np.full(16, 100, np.int32), layers=1)
+    batch = Batch(work[0], np.full(16, 100, np.int32), fp8=work[2], layers=1)
     batch.run(batch.balanced(work[1]))(0)
     torch.cuda.synchronize()
 
 
-def measure(model: str, lengths: NDArray[np.int32], settings: tuple[Settings, ...]) -> None:
-    batch = Batch(model, lengths)
+def measure(model: str, lengths: NDArray[np.int32], settings: tuple[Settings, ...], *, fp8: bool) -> None:
+    batch = Batch(model, lengths, fp8=fp8)
     print(f"{model}: {len(lengths)} rows, {int(lengths.sum())} tokens, {batch.bytes / 1e6:.0f} MB")
     plain = None
     if reason := xqa_backend.why_not(batch.shape):
@@ -158,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--processes", type=int, default=12, help="processes that compile kernels")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--fp8", action="store_true", help="keep keys and values in FP8 (default: off)")
     parser.add_argument("--short", action="store_true", help="measure two batches of each model (default: off)")
     parser.add_argument(
         "--steps-of-all-settings",
@@ -167,23 +184,23 @@ def main() -> None:
     )
     args = parser.parse_args()
     work = [
-        (model, settings)
+        (model, settings, args.fp8)
         for model in args.models
-        for settings in {(settings.block, settings.stages): settings for settings in settings_of(model)}.values()
+        for settings in {(each.block, each.stages): each for each in settings_of(model, fp8=args.fp8)}.values()
     ]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         pool.map(compile_settings, work, chunksize=1)
     print(torch.cuda.get_device_name(), torch.__version__, "triton", triton.__version__)
     for model in args.models:
-        settings = settings_of(model)
+        settings = settings_of(model, fp8=args.fp8)
         for steps in SHORT_STEPS if args.short else STEPS:
             every = args.short or steps <= args.steps_of_all_settings
-            measure(model, lengths_after(steps), settings if every else settings[:3])
+            measure(model, lengths_after(steps), settings if every else settings[:3], fp8=args.fp8)
         if args.short:
             continue
         for rows in (8, 16):
-            measure(model, np.linspace(300, 1700, rows).astype(np.int32), settings[:3])
-        measure(model, np.full(256, 1024, np.int32), settings[:1])
+            measure(model, np.linspace(300, 1700, rows).astype(np.int32), settings[:3], fp8=args.fp8)
+        measure(model, np.full(256, 1024, np.int32), settings[:1], fp8=args.fp8)
 
 
 if __name__ == "__main__":

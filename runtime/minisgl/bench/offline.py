@@ -117,7 +117,8 @@ def run(model: str, sizes: Sizes, options: OfflineOptions, engine: Mapping[str, 
                 metrics |= {options.metric_name(name, variant, key): value for key, value in measured.items()}
                 if options.record is not None and known is not None:
                     quantization = None if config.quantization is None else config.quantization.name
-                    key = bench_record.model_key(model, llm.tensor_parallel, quantization)
+                    kv_cache_dtype = engine.get("kv_cache_dtype", "auto")
+                    key = bench_record.model_key(model, llm.tensor_parallel, quantization, kv_cache_dtype)
                     results = _results(key, name, variant, sizes, {**start, **measured})
                     compiled = options.run_name(key), llm.stats.compiled_after_ready
                     bench_record.update(options.record, known, results, compiled)
