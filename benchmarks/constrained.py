@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
+from constrained_phases import Phases
 from minisgl.bench import record
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.record import Result
@@ -43,6 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=integer(1), default=3, metavar="N", help="runs; the median ratio is reported")
     parser.add_argument("--neighbours", action="store_true", help="also constrain half of the first number of requests")
     parser.add_argument("--layers", type=integer(1), default=None, metavar="N", help="use only so many layers")
+    parser.add_argument("--phases", action="store_true", help="print the host time of the parts of steps, in ms")
     parser.add_argument("--record", type=Path, default=None, metavar="FILE", help="update the results in FILE")
     add_json_argument(parser)
     return parser.parse_args()
@@ -60,11 +62,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="minisgl-constrained-") as folder:
         write_checkpoint(Path(folder), config)
         with LLM(folder, detokenize=False, dummy_weights=True, max_running=max(args.rows)) as llm:
+            phases = Phases(llm) if args.phases else None
             for rows in args.rows:
-                results[f"json_{rows}_{key}_ratio"] = _measure(llm, [schema] * rows, args.repeat)
+                results[f"json_{rows}_{key}_ratio"] = _measure(llm, [schema] * rows, args.repeat, phases)
             if args.neighbours:
                 half = [schema if row % 2 else None for row in range(args.rows[0])]
-                results["json_neighbours_ratio"] = _measure(llm, half, args.repeat)
+                results["json_neighbours_ratio"] = _measure(llm, half, args.repeat, phases)
             compiled = llm.stats.compiled_after_ready
     figures: dict[str, Metric] = {"model": args.model, "compiled_after_ready": compiled}
     figures |= {name: result.value for name, result in results.items()}
@@ -73,7 +76,9 @@ def main() -> None:
     report("constrained", figures, {}, args.json)
 
 
-def _measure(llm: LLM, constraints: Sequence[StructuredOutput | None], repeat: int) -> Result:
+def _measure(
+    llm: LLM, constraints: Sequence[StructuredOutput | None], repeat: int, phases: Phases | None = None
+) -> Result:
     """Ratio of the times of free and constrained answers: median, smallest and largest."""
     ratios = []
     for run in range(repeat + 1):
@@ -82,8 +87,12 @@ def _measure(llm: LLM, constraints: Sequence[StructuredOutput | None], repeat: i
         kinds = zip(params, free, constraints, strict=True)
         mixed = [one if kind is not None else other for one, other, kind in kinds]
         constrained, lengths = _timed(llm, mixed, constraints, run)
+        if phases is not None:
+            phases.report("constrained: number, mean, median, p90")
         same = [msgspec.structs.replace(one, max_tokens=length) for one, length in zip(free, lengths, strict=True)]
         unconstrained, _ = _timed(llm, same, None, run)
+        if phases is not None:
+            phases.report("free: number, mean, median, p90")
         seconds = f"{constrained:.3f} s, without constraints in {unconstrained:.3f} s"
         print(f"{len(constraints)} rows, run {run}: {sum(lengths)} tokens in {seconds}", file=sys.stderr)
         # The first run warms up.
