@@ -303,9 +303,11 @@ class RequestTable:
         """The rows of `slots` with a constraint, in their order."""
         return slots[self.late.take(slots)] if self.num_late else NO_PAGES
 
-    def constraint(self, slot: int) -> Constraint | None:
-        """The constraint of a late row for its next token; None once its request has ended."""
-        return None if self.phase[slot] == Phase.ENDING else self.request(slot).constraint
+    def constraints(self, slots: IntArray) -> list[Constraint | None]:
+        """The constraints of late rows for their next tokens; None once a request has ended."""
+        requests = [self.request(slot) for slot in slots.tolist()]
+        ending = (self.phase.take(slots) == Phase.ENDING).tolist()
+        return [None if ends else request.constraint for request, ends in zip(requests, ending, strict=True)]
 
     def settled(self) -> list[int]:
         """PREEMPTING and ENDING slots that are in no launched step any more."""

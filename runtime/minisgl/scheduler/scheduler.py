@@ -348,9 +348,8 @@ class Scheduler:
 
     def late_rows(self) -> LateRows:
         """Late rows of the newest launched step, once the results of all earlier ones are complete."""
-        slots = self._launched[-1].late.tolist()
-        requests = [self.table.request(slot) for slot in slots]
-        return LateRows([request.id for request in requests], [self.table.constraint(slot) for slot in slots])
+        slots = self._launched[-1].late
+        return LateRows(self.table.ids.take(slots).tolist(), self.table.constraints(slots))
 
     def fill_masks(self, rows: LateRows, masks: IntArray) -> dict[int, ConstraintError]:
         """Write the masks [L, words] of late rows; rows that have ended may sample any token. Returns errors by row,
