@@ -16,7 +16,8 @@ class Phases:
     """Times of the parts of all steps, from now on.
 
     `masks` is the time from the result of a step until the masks of the next one are published, `step` that from one
-    result to the next. `fill` runs on a thread of its own, beside `plan` and `launch`.
+    result to the next. `fill` runs on threads of its own, beside `plan` and `launch`; it has two entries for steps with
+    open rows, of which one is that of these rows.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -28,21 +29,24 @@ class Phases:
             (scheduler, "plan", "plan"),
             (engine, "launch", "launch"),
             (engine, "collect", "wait for the device"),
-            (scheduler, "complete", "process the result"),
+            (scheduler, "advance", "advance requests"),
             (scheduler, "_consume", "of it, consume"),
-            (loop, "_fill_masks", "begin to fill"),
+            (loop._open_thread, "start", "of it, hand over open"),
+            (loop, "_fill_others", "begin to fill others"),
             (loop._thread, "start", "of it, hand over"),
+            (scheduler, "output", "output"),
             (scheduler, "fill_masks", "fill"),
+            (loop, "_fill_open", "of it, open rows"),
             (engine, "sample", "sample"),
-            (loop._thread, "join", "wait for masks"),
+            (loop, "_finish_filling", "wait for masks"),
         ]
         for owner, name, part in parts:
             setattr(owner, name, self._timed(getattr(owner, name), part))
 
     def _timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **options: Any) -> Any:
             began = time.perf_counter()
-            result = call(*args)
+            result = call(*args, **options)
             ended = time.perf_counter()
             self._times[part].append(ended - began)
             if part == "wait for the device":
@@ -62,6 +66,6 @@ class Phases:
             if len(seconds) > 1:
                 figures = (fmean(seconds), median(seconds), quantiles(seconds, n=10)[-1])
                 line = "  ".join(f"{1e3 * figure:7.3f}" for figure in figures)
-                print(f"  {part:>20}  {len(seconds):5}  {line}", file=sys.stderr)
+                print(f"  {part:>22}  {len(seconds):5}  {line}", file=sys.stderr)
         self._times.clear()
         self._collected = 0.0

@@ -54,6 +54,7 @@ class ToyMatcher:
         """Refuse the next token, whatever it is."""
         self.fails = False
         """Fail to fill the next mask."""
+        self.is_alone = True
 
     @property
     def allowed(self) -> set[int]:
@@ -113,7 +114,9 @@ class ToyGrammars:
     def consume(self, tokens: Sequence[tuple[Any, int]]) -> list[bool]:
         return [matcher.consume(token) for matcher, token in tokens]
 
-    def fill(self, matchers: Sequence[tuple[Any, int]], masks: IntArray) -> dict[int, GrammarError]:
+    def fill(
+        self, matchers: Sequence[tuple[Any, int]], masks: IntArray, *, slow: bool = False
+    ) -> dict[int, GrammarError]:
         for matcher, row in matchers:
             masks[row] = matcher.vocabulary.mask(matcher.allowed)
         failed = [row for matcher, row in matchers if matcher.fails]

@@ -65,7 +65,9 @@ class _Grammar:
         """Count the matcher of an answer that joined; None: it has none, because of an error."""
         self._joining[index] -= 1
         if matcher is not None:
-            self._answers[index].add(matcher)
+            answers = self._answers[index]
+            answers.add(matcher)
+            matcher.answers = answers
 
     def _load(self, index: int) -> int:
         return len(self._answers[index]) + self._joining[index]

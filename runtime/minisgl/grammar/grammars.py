@@ -48,15 +48,18 @@ class Grammars:
         `GrammarCompiler.compile`. Raises GrammarError."""
         return self._compiler.compile(text)
 
-    def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: NDArray[np.int32]) -> dict[int, GrammarError]:
+    def fill(
+        self, matchers: Sequence[tuple[Matcher, int]], masks: NDArray[np.int32], *, slow: bool = False
+    ) -> dict[int, GrammarError]:
         """Write each matcher's mask into the row of `masks` [rows, mask_words] with its number, on several threads and
-        without the GIL; other rows stay as they are. Return errors by row, whose masks are meaningless.
+        without the GIL; other rows stay as they are, and another call may fill them at the same time. Return errors by
+        row, whose masks are meaningless. `slow`: each mask probably takes longer than waking a thread.
 
         Bit t % 32 of word t // 32 is set for a token t that is allowed. A row has one matcher, and a matcher one row.
         """
         assert masks.dtype == np.int32 and masks.flags.c_contiguous and masks.shape[1] == self.mask_words
         address, row_bytes = masks.ctypes.data, 4 * self.mask_words
-        if len(matchers) <= _FEW_MASKS:
+        if len(matchers) <= (1 if slow else _FEW_MASKS):
             for matcher, row in matchers:
                 matcher.raw.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:

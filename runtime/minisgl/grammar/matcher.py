@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 from llguidance import LLMatcher
@@ -15,12 +15,14 @@ from minisgl.grammar.tokenizer import GrammarTokenizer
 class Matcher:
     """State of one answer. Copies are cheap and share what was computed of the grammar."""
 
-    __slots__ = ("__weakref__", "_tokenizer", "instance", "raw")
+    __slots__ = ("__weakref__", "_tokenizer", "answers", "instance", "raw")
 
     def __init__(self, raw: LLMatcher, tokenizer: GrammarTokenizer, instance: int = 0) -> None:
         """Take over a matcher without errors. `instance`: number of the compiled instance of its grammar."""
         self.raw = raw
         self.instance = instance
+        self.answers: Sized = ()
+        """Matchers in use of its instance."""
         self._tokenizer = tokenizer
 
     def copy(self, instance: int | None = None) -> Matcher:
@@ -34,6 +36,11 @@ class Matcher:
     def replay(self, tokens: Sequence[int]) -> bool:
         """Advance by all tokens of an answer that is continued. False: as in `consume`."""
         return self.raw.consume_tokens(list(tokens))
+
+    @property
+    def is_alone(self) -> bool:
+        """No other answer uses its instance: this one never waits for another."""
+        return len(self.answers) <= 1
 
     @property
     def can_end(self) -> bool:

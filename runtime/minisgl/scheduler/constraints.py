@@ -6,8 +6,8 @@ token before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
     # Processes that only read configurations do not need llguidance.
     from minisgl.grammar.grammars import Grammars
     from minisgl.grammar.matcher import Matcher
+
+
+_OPEN_SHARE: Final = 0.05
+"""Share of the vocabulary from which on a mask is open. Nine in ten of the masks that take longest follow such a mask,
+because they are of free text too."""
+_SAMPLED_WORDS: Final = 128
+"""Words of each mask that are counted for that."""
+
+_MANY_TOKENS: Final = 32
+"""Tokens that take about as long to consume as another thread to wake."""
 
 
 class ConstraintError(CodedError):
@@ -78,6 +88,8 @@ class Constraint:
         """Generated tokens."""
         self.has_ended = False
         """The answer has ended with an EOS that the request ignores, because the grammar allowed nothing else."""
+        self.is_open = False
+        """The grammar's mask before the next one was open, so that the next one probably takes long."""
         self._classify()
 
     def _classify(self) -> None:
@@ -153,6 +165,30 @@ class LateRows(NamedTuple):
     """None: the request has ended."""
 
 
+def open_first(constraints: Sequence[Constraint]) -> list[int]:
+    """Indices of the constraints whose tokens are consumed first, to begin their masks at once; none if they are most
+    of all, or all are few. A matcher that shares its instance is not among them: its mask would delay the tokens of the
+    others."""
+    if len(constraints) < _MANY_TOKENS:
+        return []
+    first = [
+        index
+        for index, constraint in enumerate(constraints)
+        if constraint.is_open and constraint.matcher is not None and constraint.matcher.is_alone
+    ]
+    return first if 2 * len(first) <= len(constraints) else []
+
+
+def note_open(constraints: Sequence[Constraint | None], masks: IntArray) -> None:
+    """Note whose masks [len(constraints), words] were open."""
+    sample = masks[:, :: max(masks.shape[1] // _SAMPLED_WORDS, 1)].view(np.uint32)
+    allowed = np.bitwise_count(sample).sum(axis=1)
+    is_open = (allowed > _OPEN_SHARE * 32 * sample.shape[1]).tolist()
+    for constraint, was_open in zip(constraints, is_open, strict=True):
+        if constraint is not None:
+            constraint.is_open = was_open and constraint.follows_grammar
+
+
 def consume_tokens(
     tokens: Sequence[tuple[Constraint, int]], grammars: Grammars | None
 ) -> tuple[list[int], dict[int, ConstraintError]]:
@@ -177,13 +213,18 @@ def consume_tokens(
 
 
 def fill_masks(
-    constraints: Sequence[Constraint | None], masks: IntArray, vocabulary: Vocabulary, grammars: Grammars | None
+    constraints: Mapping[int, Constraint | None],
+    masks: IntArray,
+    vocabulary: Vocabulary,
+    grammars: Grammars | None,
+    *,
+    slow: bool = False,
 ) -> dict[int, ConstraintError]:
-    """Write the mask of each constraint into its row of `masks` [len(constraints), words]; None allows all tokens.
-    Returns the errors by row, whose masks then allow all tokens."""
+    """Write the masks of constraints into their rows of `masks` [rows, words]; None allows all tokens. Returns the
+    errors by row, whose masks then allow all tokens. `slow`: each mask probably takes long."""
     matchers: list[tuple[Matcher, int]] = []
-    restricting: list[int] = []
-    for row, constraint in enumerate(constraints):
+    restricting: list[tuple[Constraint, int]] = []
+    for row, constraint in constraints.items():
         if constraint is None:
             masks[row] = vocabulary.all
             continue
@@ -193,15 +234,13 @@ def fill_masks(
         else:
             masks[row] = constraint.base
         if constraint.restricts:
-            restricting.append(row)
+            restricting.append((constraint, row))
     errors: dict[int, ConstraintError] = {}
     if matchers:
         assert grammars is not None
-        failed = grammars.fill(matchers, masks)
+        failed = grammars.fill(matchers, masks, slow=slow)
         errors = {row: ConstraintError(error.code, error.message) for row, error in failed.items()}
-    for row in restricting:
-        restricted = constraints[row]
-        assert restricted is not None
+    for restricted, row in restricting:
         if row not in errors and not restricted.restrict(masks[row]):
             errors[row] = ConstraintError(
                 "no_allowed_token",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from threading import Lock
 from typing import Any, Final
 
 import msgspec
 
 from minisgl.engine.interface import Engine
-from minisgl.scheduler.constraints import ConstraintError, LateRows
+from minisgl.scheduler.constraints import Constraint, ConstraintError, LateRows, note_open
 from minisgl.scheduler.mask_thread import MaskThread
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.scheduler.step_times import StepWork
-from minisgl.wire.plan import IntArray, StepPlan
+from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 _WAITED: Final = 100e-6
 """Shortest time in `collect` that was spent waiting for the device, in seconds."""
@@ -48,14 +49,19 @@ class _Launched(msgspec.Struct, frozen=True):
 
 
 class _Filling(msgspec.Struct):
-    """Masks of the oldest step that is not collected, while another thread fills them."""
+    """Masks of the oldest step that is not collected, while other threads fill them."""
 
     step: _Launched
-    rows: LateRows
     masks: IntArray
     is_queued: bool
-    """The thread also calls `Engine.sample`, for which the device waits."""
+    """The thread that ends last also calls `Engine.sample`, for which the device waits."""
+    begun: Collection[int] = ()
+    """Open rows, whose masks another thread fills than those of the others."""
+    rows: LateRows = LateRows((), ())
+    """All rows, once they are known."""
     errors: dict[int, ConstraintError] = {}
+    unfilled: int = 1
+    """Threads that still fill masks."""
 
 
 class StepLoop:
@@ -66,7 +72,8 @@ class StepLoop:
 
     Rows with a constraint need the tokens of step n for their masks in step n + 1. Their model runs meanwhile; once the
     result of step n is complete, a thread fills the masks with which step n + 1 is sampled. Where the sampling is
-    queued already and the device waits for the masks, step n + 2 is planned and launched at the same time."""
+    queued already and the device waits for the masks, step n + 2 is planned and launched at the same time; and masks
+    that probably take long are begun by another thread, before the tokens of other rows are consumed."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds; it measures steps."""
@@ -81,6 +88,9 @@ class StepLoop:
         """It was an earlier time."""
         self._distrust = 0
         self._thread = MaskThread()
+        self._open_thread = MaskThread()
+        self._lock = Lock()
+        """Of `_Filling.unfilled`."""
         self._filling: _Filling | None = None
 
     def spare_ms(self) -> int:
@@ -120,28 +130,72 @@ class StepLoop:
         called = self._clock()
         result = self.engine.collect(step.handle)
         self._measure(step, called, self._clock())
-        output = self.scheduler.complete(result)
-        if self._pending:
-            self._fill_masks(self._pending[0])
-        return output
+        if not self._pending:
+            return self.scheduler.output(self.scheduler.advance(result))
+        return self._advance(result, self._pending[0])
+
+    def _advance(self, result: StepResult, following: _Launched) -> StepOutput:
+        """Advance requests by a result, and begin to fill the masks of the step that follows."""
+        if following.late_rows <= _FEW_MASKS:
+            output = self.scheduler.output(self.scheduler.advance(result))
+            self._fill_masks(following)
+            return output
+        filling = self._new_filling(following)
+
+        def begin(rows: Mapping[int, Constraint]) -> None:
+            filling.unfilled = 2
+            self._open_thread.start(lambda: self._fill_open(filling, rows))
+            filling.begun = rows.keys()
+
+        try:
+            advanced = self.scheduler.advance(result, begin if filling.is_queued else None)
+            self._fill_others(filling)
+        except BaseException:
+            if filling.begun:
+                self._open_thread.join()
+            raise
+        return self.scheduler.output(advanced)
 
     def _fill_masks(self, step: _Launched) -> None:
         """Begin to fill the masks of the newest step if it has late rows, when all earlier results are complete."""
         if not step.late_rows:
             return
-        rows, masks = self.scheduler.late_rows(), self.engine.mask_memory(step.late_rows)
-        if step.late_rows <= _FEW_MASKS:
-            self.scheduler.fail_late(rows, self.scheduler.fill_masks(rows, masks))
-            self.engine.sample(step.handle, masks)
+        if step.late_rows > _FEW_MASKS:
+            self._fill_others(self._new_filling(step))
             return
-        self._filling = filling = _Filling(step, rows, masks, self.engine.waits_for_masks(step.handle))
+        rows, masks = self.scheduler.late_rows(), self.engine.mask_memory(step.late_rows)
+        self.scheduler.fail_late(rows, self.scheduler.fill_masks(dict(enumerate(rows.constraints)), masks))
+        self.engine.sample(step.handle, masks)
+
+    def _new_filling(self, step: _Launched) -> _Filling:
+        return _Filling(step, self.engine.mask_memory(step.late_rows), self.engine.waits_for_masks(step.handle))
+
+    def _fill_open(self, filling: _Filling, rows: Mapping[int, Constraint]) -> None:
+        filling.errors.update(self.scheduler.fill_masks(rows, filling.masks, slow=True))
+        self._end_filling(filling)
+
+    def _fill_others(self, filling: _Filling) -> None:
+        """Begin to fill the masks of the rows that are not begun."""
+        filling.rows = self.scheduler.late_rows()
+        begun = filling.begun
+        others = {row: each for row, each in enumerate(filling.rows.constraints) if row not in begun}
 
         def fill() -> None:
-            filling.errors = self.scheduler.fill_masks(filling.rows, filling.masks)
-            if filling.is_queued:
-                self.engine.sample(filling.step.handle, filling.masks)
+            filling.errors.update(self.scheduler.fill_masks(others, filling.masks))
+            self._end_filling(filling)
 
         self._thread.start(fill)
+        self._filling = filling
+
+    def _end_filling(self, filling: _Filling) -> None:
+        """Let the device sample when all threads have filled their masks."""
+        with self._lock:
+            filling.unfilled -= 1
+            is_filled = not filling.unfilled
+        if is_filled and filling.is_queued:
+            self.engine.sample(filling.step.handle, filling.masks)
+            # While the device samples, for the next step.
+            note_open(filling.rows.constraints, filling.masks)
 
     @staticmethod
     def _overlaps(filling: _Filling, plan: StepPlan) -> bool:
@@ -152,7 +206,11 @@ class StepLoop:
     def _finish_filling(self, filling: _Filling) -> None:
         """Wait for the masks, and sample their step unless the thread has done so."""
         self._filling = None
-        self._thread.join()
+        try:
+            self._thread.join()
+        finally:
+            if filling.begun:
+                self._open_thread.join()
         self.scheduler.fail_late(filling.rows, filling.errors)
         if not filling.is_queued:
             self.engine.sample(filling.step.handle, filling.masks)

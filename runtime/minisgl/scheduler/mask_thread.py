@@ -1,4 +1,4 @@
-"""A thread that fills the masks of a launched step while the loop plans and launches the next one."""
+"""Threads that fill the masks of a launched step while the loop plans and launches the next one."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from minisgl.config import SchedulerConfig
 from minisgl.errors import CodedError, describe
 from minisgl.scheduler.compiling import GrammarThreads
-from minisgl.scheduler.constraints import Constraint, ConstraintError, LateRows, Vocabulary, consume_tokens, fill_masks
+from minisgl.scheduler.constraints import (
+    Constraint,
+    ConstraintError,
+    LateRows,
+    Vocabulary,
+    consume_tokens,
+    fill_masks,
+    open_first,
+)
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
@@ -28,8 +36,8 @@ from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, F
 from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import TokenBudget
 from minisgl.scheduler.validation import request_from_submit
-from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Submit
-from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, StepPlan, StepResult
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, PromptLogprobs, Submit
+from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, RowLogprobs, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from minisgl.grammar.grammars import Grammars
@@ -69,11 +77,24 @@ class _Launched(msgspec.Struct, frozen=True):
     """Those with a constraint."""
 
 
+class Advanced(msgspec.Struct, frozen=True):
+    """A step by whose result requests are advanced, for `Scheduler.output`."""
+
+    done: Completed
+    sampled: IntArray
+    logprobs: RowLogprobs | None
+    of_prompts: list[tuple[int, PromptLogprobs]]
+
+
+BeginMasks = Callable[[Mapping[int, Constraint]], None]
+"""Takes constraints by late row."""
+
+
 class Scheduler:
     """Decides which rows run in each step.
 
-    Call `plan` and `complete` in turn, results in the order of their plans; with overlap the result of a plan is
-    completed after the next plan is made.
+    Call `plan` and `advance`, with `output`, in turn, results in the order of their plans; with overlap requests are
+    advanced by the result of a plan after the next plan is made.
     """
 
     def __init__(self, config: SchedulerConfig, epoch: int = 0, grammars: GrammarThreads | None = None) -> None:
@@ -280,8 +301,9 @@ class Scheduler:
         self._growth_share = max(self._growth_share * GROWTH_SHARE_DECAY, GROWTH_SHARE_MIN)
         return plan
 
-    def complete(self, result: StepResult) -> StepOutput:
-        """Process the result of the oldest launched step."""
+    def advance(self, result: StepResult, begin_masks: BeginMasks | None = None) -> Advanced:
+        """Advance requests by the result of the oldest launched step; `output` follows. `begin_masks` is called with
+        the open rows of the newest launched step, if any, before the tokens of the others are consumed."""
         launched = self._launched.popleft()
         assert result.step == launched.step, "results are out of order"
         table = self.table
@@ -289,7 +311,12 @@ class Scheduler:
         done = table.collect(launched.mask, launched.sampled, result.tokens)
         self.counters.generated_tokens += len(done.slots)
         if len(launched.late):
-            self._consume(done)
+            self._consume(done, begin_masks)
+        return Advanced(done, launched.sampled, result.logprobs, of_prompts)
+
+    def output(self, advanced: Advanced) -> StepOutput:
+        """Messages for clients about a step."""
+        table, done = self.table, advanced.done
         failures: list[Failure] = []
         if np.count_nonzero(done.finish):
             failures = self._forget_ended(done)
@@ -299,7 +326,7 @@ class Scheduler:
         if (notices := self.take_notices()) is not None:
             failures, accepted = [*notices.failures, *failures], notices.accepted
         slots = done.slots
-        scored, first = result.logprobs, np.count_nonzero(done.index) < len(slots)
+        scored, first = advanced.logprobs, np.count_nonzero(done.index) < len(slots)
         return StepOutput(
             table.ids.take(slots),
             table.client.take(slots),
@@ -308,8 +335,8 @@ class Scheduler:
             done.finish,
             table.cached.take(slots),
             failures,
-            {} if scored is None else row_logprobs(table, scored, launched.sampled, slots),
-            of_prompts,
+            {} if scored is None else row_logprobs(table, scored, advanced.sampled, slots),
+            advanced.of_prompts,
             self._started(done) if first else {},
             table.take_resumed(slots),
             accepted,
@@ -333,31 +360,51 @@ class Scheduler:
             failures.append(Failure(request.client, request.id, "engine_error", message))
         return failures
 
-    def _consume(self, done: Completed) -> None:
+    def _consume(self, done: Completed, begin_masks: BeginMasks | None) -> None:
         """Advance the constraints of late rows by their new tokens, which may end them: `done.finish` is updated."""
         table = self.table
         rows = np.flatnonzero(table.late.take(done.slots) & (done.finish == 0))
         slots = done.slots[rows].tolist()
         constraints = [constraint for slot in slots if (constraint := table.request(slot).constraint) is not None]
         tokens = list(zip(constraints, done.tokens[rows].tolist(), strict=True))
+        if begin_masks is not None and (first := open_first(constraints)):
+            self._consume_rows(done, rows[first], [tokens[index] for index in first])
+            late = {slot: row for row, slot in enumerate(self._launched[-1].late.tolist())}
+            going = [index for index in first if not done.finish[rows[index]] and slots[index] in late]
+            if going:
+                begin_masks({late[slots[index]]: constraints[index] for index in going})
+            rows = np.delete(rows, first)
+            for index in reversed(first):
+                del tokens[index]
+        self._consume_rows(done, rows, tokens)
+
+    def _consume_rows(self, done: Completed, rows: NDArray[np.intp], tokens: Sequence[tuple[Constraint, int]]) -> None:
+        """`_consume` for some rows of `done`, with their constraints and tokens."""
         ended, errors = consume_tokens(tokens, self._ready_grammars)
         for index in (*ended, *errors):
-            table.end(slots[index])
-            done.finish[rows[index]] = ERROR if index in errors else STOP
-        self._constraint_errors.update((slots[index], error) for index, error in errors.items())
+            row = rows[index]
+            slot = int(done.slots[row])
+            self.table.end(slot)
+            done.finish[row] = ERROR if index in errors else STOP
+            if index in errors:
+                self._constraint_errors[slot] = errors[index]
 
     def late_rows(self) -> LateRows:
-        """Late rows of the newest launched step, once the results of all earlier ones are complete."""
+        """Late rows of the newest launched step, once requests are advanced by the results of all earlier ones."""
         slots = self._launched[-1].late
         return LateRows(self.table.ids.take(slots).tolist(), self.table.constraints(slots))
 
-    def fill_masks(self, rows: LateRows, masks: IntArray) -> dict[int, ConstraintError]:
-        """Write the masks [L, words] of late rows; rows that have ended may sample any token. Returns errors by row,
-        for `fail_late`. Another thread may call it until the step of the rows is completed."""
-        return fill_masks(rows.constraints, masks, self._vocabulary, self._ready_grammars)
+    def fill_masks(
+        self, rows: Mapping[int, Constraint | None], masks: IntArray, *, slow: bool = False
+    ) -> dict[int, ConstraintError]:
+        """Write the masks of some late rows into `masks` [L, words] of all; rows that have ended may sample any token.
+        Returns errors by row, for `fail_late`. Other threads may call it until requests are advanced by the step of
+        these rows."""
+        return fill_masks(rows, masks, self._vocabulary, self._ready_grammars, slow=slow)
 
     def fail_late(self, rows: LateRows, errors: Mapping[int, ConstraintError]) -> None:
-        """End the requests whose masks failed, unless they have ended. Call it before their step is completed."""
+        """End the requests whose masks failed, unless they have ended. Call it before requests are advanced by their
+        step."""
         for row, error in errors.items():
             request = self._unfinished.get(rows.ids[row])
             if request is not None:

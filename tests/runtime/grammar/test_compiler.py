@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,11 @@ def test_answers_at_once_get_instances_of_their_own_and_later_ones_reuse_them(co
     at_once = [compiler.compile(grammar("a")) for _ in range(6)]
     assert len(compiled) == 3
     assert sorted(matcher.instance for matcher in at_once) == [0, 0, 1, 1, 2, 2]
+    assert not any(matcher.is_alone for matcher in at_once)
+    kept = {matcher.instance: matcher for matcher in at_once}
+    del at_once
+    gc.collect()
+    assert all(matcher.is_alone for matcher in kept.values())
 
 
 def test_a_slow_grammar_gets_few_instances(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -66,6 +67,21 @@ def test_many_rows_are_filled_at_once() -> None:
         assert allowed(masks[row]) == next_tokens(states[row - 5])
     token = tokenizer().token_to_id("7")
     assert grammars().consume([(states[1], token), (states[0], token)]) == [True, False]
+
+
+@pytest.mark.parametrize("slow", [1, 5])
+def test_two_threads_fill_rows_of_the_same_masks(slow: int) -> None:
+    states = [matcher("choice", ["a", "bb"]), matcher("regex", "[0-9]+"), matcher("regex", "(?s:.*)")] * 20
+    masks = np.full((60, grammars().mask_words), -1, np.int32)
+    rows = [(state.copy(), row) for row, state in enumerate(states)]
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(20):
+            masks[:] = -1
+            first = threads.submit(grammars().fill, rows[2 : 2 + slow], masks, slow=True)
+            others = threads.submit(grammars().fill, rows[:2] + rows[2 + slow :], masks)
+            assert first.result() == others.result() == {}
+            for row, state in enumerate(states[:9]):
+                assert allowed(masks[row]) == next_tokens(state)
 
 
 def test_the_text_of_a_special_token_is_not_that_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.scheduler import scheduler
-from minisgl.scheduler.constraints import Constraint, ConstraintError, Vocabulary, consume_tokens, fill_masks
+from minisgl.scheduler.constraints import (
+    Constraint,
+    ConstraintError,
+    Vocabulary,
+    consume_tokens,
+    fill_masks,
+    note_open,
+    open_first,
+)
 from minisgl.scheduler.scheduler import COMPILE_PATIENCE
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit, Thinking
@@ -64,7 +73,7 @@ def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: s
     output: list[int] = []
     for _ in range(12):
         masks = np.full((2, vocabulary.words), 0x12345678, np.int32)
-        errors = fill_masks([None, constraint], masks, vocabulary, toy)
+        errors = fill_masks({0: None, 1: constraint}, masks, vocabulary, toy)
         expected = allowed_tokens(submit, output, VOCAB, EOS)
         assert tokens_of(masks[0]) == set(range(VOCAB))
         assert tokens_of(masks[1]) == (expected or set(range(VOCAB)))
@@ -475,3 +484,35 @@ def test_a_cached_prompt_that_waits_for_its_grammar_alone_joins_with_its_last_to
     harness.run()
     assert first.tokens == first.expected() and answer.tokens == answer.expected()
     harness.check_idle()
+
+
+class OfMask:
+    """A constraint as far as `open_first` reads it."""
+
+    def __init__(self, *, is_open: bool, is_alone: bool = True) -> None:
+        self.is_open = is_open
+        self.matcher = SimpleNamespace(is_alone=is_alone)
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_open", "shared", "first"),
+    [
+        pytest.param(64, [], [], [], id="none is open"),
+        pytest.param(64, [3, 40], [], [3, 40], id="some are open"),
+        pytest.param(64, [3, 40], [3], [40], id="an instance is shared"),
+        pytest.param(64, [*range(33)], [], [], id="most are open"),
+        pytest.param(32, [5], [], [5], id="enough rows"),
+        pytest.param(31, [5], [], [], id="few rows"),
+    ],
+)
+def test_open_rows_go_first(rows: int, is_open: list[int], shared: list[int], first: list[int]) -> None:
+    constraints: list[Any] = [OfMask(is_open=row in is_open, is_alone=row not in shared) for row in range(rows)]
+    assert open_first(constraints) == first
+
+
+def test_a_row_is_open_behind_a_mask_of_the_grammar_that_allows_much() -> None:
+    vocabulary = Vocabulary(151_936, EOS)
+    masks = np.stack([vocabulary.mask(range(0, 151_936, step)) for step in (1, 10, 40, 1, 1)])
+    constraints: list[Any] = [SimpleNamespace(is_open=row == 2, follows_grammar=row != 3) for row in range(4)]
+    note_open([*constraints, None], masks)
+    assert [constraint.is_open for constraint in constraints] == [True, True, False, False]

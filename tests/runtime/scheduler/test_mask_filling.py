@@ -12,11 +12,15 @@ import pytest
 
 from minisgl.scheduler.mask_thread import MaskThread
 from minisgl.wire.messages import Thinking
-from support.constrained import ToyGrammar
+from support.constrained import ToyGrammar, ToyMatcher
 from support.scheduling import Answer, Harness
 
 ROWS = 7
+OTHERS = 40
+"""Rows that are not open, among which one is."""
 GRAMMAR = ToyGrammar(factor=2, length=40, least=40)
+NARROW = ToyGrammar(factor=90, length=40, least=40)
+"""Allows one or two of all tokens."""
 DEADLINE_SECONDS = 30.0
 
 
@@ -27,15 +31,24 @@ def constrained(harness: Harness, *, tokens: int = 10) -> list[Answer]:
     return answers
 
 
-def before_filling(harness: Harness, call: Callable[[], object]) -> None:
-    """Run `call` before each filling of masks, on the thread that fills them."""
+def replace_fill(harness: Harness, call: Callable[..., Any]) -> None:
+    """Let `call` fill masks; its first argument does that as before."""
     fill = harness.grammars.fill
 
-    def wrapped(matchers: Sequence[tuple[Any, int]], masks: Any) -> Any:
-        call()
-        return fill(matchers, masks)
+    def replaced(matchers: Sequence[tuple[Any, int]], masks: Any, *, slow: bool = False) -> Any:
+        return call(fill, matchers, masks, slow)
 
-    harness.grammars.fill = wrapped  # type: ignore[method-assign]
+    harness.grammars.fill = replaced  # type: ignore[method-assign]
+
+
+def before_filling(harness: Harness, call: Callable[[], object]) -> None:
+    """Run `call` before each filling of masks, on the thread that fills them."""
+
+    def wrapped(fill: Callable[..., Any], matchers: Sequence[tuple[Any, int]], masks: Any, slow: bool) -> Any:
+        call()
+        return fill(matchers, masks, slow=slow)
+
+    replace_fill(harness, wrapped)
 
 
 def at_launch(harness: Harness, call: Callable[[int], object]) -> None:
@@ -173,6 +186,135 @@ def test_preempted_requests_keep_their_places_while_masks_are_filled() -> None:
     harness.run()
     assert harness.scheduler.counters.preemptions > 0
     check_answers(harness, answers)
+
+
+def open_and_others(prepare: Callable[[Harness], None] = lambda harness: None) -> tuple[Harness, Answer, list[Answer]]:
+    """One open row among many that are not, when several of their steps are done. `prepare` is called before these."""
+    harness = Harness(rows=OTHERS + 1, pages=700, budget=200)
+    prepare(harness)
+    answers = [harness.submit([1, 2, row], 12, seed=row, grammar=NARROW.text) for row in range(OTHERS)]
+    slow = harness.submit([1, 2, 3, 4], 14, grammar=GRAMMAR.text)
+    harness.grammars.compile(OTHERS + 1)
+    for _ in range(5):
+        harness.step()
+    return harness, slow, answers
+
+
+def matcher_of(harness: Harness, grammar: ToyGrammar) -> ToyMatcher:
+    return next(matcher for matcher in harness.grammars.matchers if matcher.grammar == grammar)
+
+
+def test_masks_of_open_rows_are_begun_before_other_tokens_are_consumed() -> None:
+    """Each slow mask waits until the other rows have consumed their tokens, and those wait until it has begun."""
+    harness, slow, answers = open_and_others()
+    begun, consumed = threading.Event(), threading.Event()
+    consume = harness.grammars.consume
+    seen: list[tuple[int, bool]] = []
+
+    def fill_slowly(fill: Callable[..., Any], matchers: Sequence[tuple[Any, int]], masks: Any, slow: bool) -> Any:
+        if slow:
+            begun.set()
+            seen.append((len(matchers), consumed.wait(DEADLINE_SECONDS)))
+            consumed.clear()
+        return fill(matchers, masks, slow=slow)
+
+    def consume_behind(tokens: Sequence[tuple[Any, int]]) -> list[bool]:
+        accepted = consume(tokens)
+        if len(tokens) > 1 and begun.is_set():
+            begun.clear()
+            consumed.set()
+        return accepted
+
+    replace_fill(harness, fill_slowly)
+    harness.grammars.consume = consume_behind  # type: ignore[method-assign]
+    for _ in range(3):
+        harness.step()
+    assert len(seen) >= 2 and set(seen) == {(1, True)}
+    harness.run()
+    check_answers(harness, [slow, *answers])
+
+
+@pytest.mark.parametrize("last", ["open", "others"])
+def test_the_device_samples_when_both_threads_have_filled_their_masks(last: str) -> None:
+    filled = {"open": threading.Semaphore(0), "others": threading.Semaphore(0)}
+    log: list[str] = []
+
+    def in_order(fill: Callable[..., Any], matchers: Sequence[tuple[Any, int]], masks: Any, slow: bool) -> Any:
+        name, other = ("open", "others") if slow else ("others", "open")
+        # All rows but the open one.
+        is_split = slow or len(matchers) == OTHERS
+        if is_split and name == last:
+            assert filled[other].acquire(timeout=DEADLINE_SECONDS)
+        failed = fill(matchers, masks, slow=slow)
+        if is_split:
+            log.append(name)
+            filled[name].release()
+        return failed
+
+    def prepare(harness: Harness) -> None:
+        sample = harness.engine.sample
+
+        def logged(handle: Any, masks: Any) -> None:
+            log.append("sample")
+            sample(handle, masks)
+
+        harness.engine.sample = logged  # type: ignore[method-assign]
+        replace_fill(harness, in_order)
+
+    harness, slow, answers = open_and_others(prepare)
+    harness.run()
+    check_answers(harness, [slow, *answers])
+    first = "others" if last == "open" else "open"
+    splits = [log[index : index + 3] for index, name in enumerate(log) if name == first]
+    assert len(splits) > 5 and all(split == [first, last, "sample"] for split in splits)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_an_open_row_that_fails_ends_only_its_request(refuses: bool) -> None:
+    harness, slow, answers = open_and_others()
+    matcher = matcher_of(harness, GRAMMAR)
+    matcher.refuses, matcher.fails = refuses, not refuses
+    harness.run()
+    assert slow.failure is not None and slow.failure.code == "grammar_failed"
+    check_answers(harness, answers)
+
+
+@pytest.mark.parametrize("of_open", [True, False])
+def test_an_exception_of_either_thread_ends_the_loop(of_open: bool) -> None:
+    harness, _, _ = open_and_others()
+
+    def fail(fill: Callable[..., Any], matchers: Sequence[tuple[Any, int]], masks: Any, slow: bool) -> Any:
+        if slow == of_open:
+            raise MemoryError("no memory for masks")
+        return fill(matchers, masks, slow=slow)
+
+    replace_fill(harness, fail)
+    with pytest.raises(MemoryError, match="no memory for masks"):
+        harness.run()
+
+
+def test_an_exception_behind_open_rows_waits_for_their_masks() -> None:
+    harness, _, _ = open_and_others()
+    consume = harness.grammars.consume
+    resume, filled = threading.Event(), threading.Event()
+
+    def fill_late(fill: Callable[..., Any], matchers: Sequence[tuple[Any, int]], masks: Any, slow: bool) -> Any:
+        if slow:
+            resume.wait(DEADLINE_SECONDS)
+            filled.set()
+        return fill(matchers, masks, slow=slow)
+
+    def fail(tokens: Sequence[tuple[Any, int]]) -> list[bool]:
+        if len(tokens) == 1:
+            return consume(tokens)
+        resume.set()
+        raise MemoryError("no memory for tokens")
+
+    replace_fill(harness, fill_late)
+    harness.grammars.consume = fail  # type: ignore[method-assign]
+    with pytest.raises(MemoryError, match="no memory for tokens"):
+        harness.run()
+    assert filled.is_set()
 
 
 def test_the_thread_ends_with_its_owner() -> None:
