@@ -31,6 +31,19 @@ def constrained(harness: Harness, *, tokens: int = 10) -> list[Answer]:
     return answers
 
 
+def run_steps(harness: Harness, steps: int) -> None:
+    """Run steps, and wait until the masks that are begun are filled."""
+    for _ in range(steps):
+        harness.step()
+    loop = harness.loop
+    if loop._filling is None:
+        return
+    for thread in [loop._thread, loop._open_thread] if loop._filling.begun else [loop._thread]:
+        assert thread._shared is not None
+        with thread._shared.done:
+            pass
+
+
 def replace_fill(harness: Harness, call: Callable[..., Any]) -> None:
     """Let `call` fill masks; its first argument does that as before."""
     fill = harness.grammars.fill
@@ -73,8 +86,7 @@ def test_the_next_step_is_launched_while_masks_are_filled() -> None:
     """Each filling waits for the next launch; without overlap there would be none before its end."""
     harness = Harness()
     answers = constrained(harness)
-    for _ in range(4):
-        harness.step()
+    run_steps(harness, 4)
     launched = defaultdict(threading.Event)
     seen: list[bool] = []
     newest = harness.engine._queue[-1].step
@@ -119,8 +131,7 @@ def test_steps_with_prompts_are_launched_when_masks_are_filled() -> None:
     """They may wait for the device, which waits for the masks."""
     harness = Harness(rows=12)
     answers = constrained(harness)
-    for _ in range(4):
-        harness.step()
+    run_steps(harness, 4)
     new = harness.submit([5, 6, 7], 3)
     harness.step()
     newest = harness.engine._queue[-1]
@@ -135,8 +146,7 @@ def test_steps_with_prompts_are_launched_when_masks_are_filled() -> None:
 def test_a_mask_that_fails_ends_only_its_request(overlap: bool) -> None:
     harness = Harness(overlap=overlap)
     answers = constrained(harness)
-    for _ in range(4):
-        harness.step()
+    run_steps(harness, 4)
     failing = harness.grammars.matchers[2]
     failing.fails = True
     harness.run()
@@ -150,8 +160,7 @@ def test_a_mask_that_fails_ends_only_its_request(overlap: bool) -> None:
 def test_a_request_that_is_aborted_while_its_mask_fails_has_no_other_end() -> None:
     harness = Harness()
     answers = constrained(harness)
-    for _ in range(4):
-        harness.step()
+    run_steps(harness, 4)
     for matcher in harness.grammars.matchers:
         matcher.fails = True
     resume = threading.Event()
@@ -195,8 +204,7 @@ def open_and_others(prepare: Callable[[Harness], None] = lambda harness: None) -
     answers = [harness.submit([1, 2, row], 12, seed=row, grammar=NARROW.text) for row in range(OTHERS)]
     slow = harness.submit([1, 2, 3, 4], 14, grammar=GRAMMAR.text)
     harness.grammars.compile(OTHERS + 1)
-    for _ in range(5):
-        harness.step()
+    run_steps(harness, 5)
     return harness, slow, answers
 
 
