@@ -4,6 +4,8 @@ PYTHON ?=
 # More than the two cores of a usual machine: many tests wait for a process, a lease or a timeout.
 TEST_WORKERS ?= 3
 DEMO = .cache/demo/config.json
+# The last of its four checkpoints that is written.
+AGENT = .cache/agent/mistral/config.json
 PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 # With --dist loadfile, xdist hangs after it has replaced a crashed worker.
 PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -25,7 +27,8 @@ demo-down: install  ## stop and remove what `make demo` started; build results s
 run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask it a question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install chromium $(DEMO) lint  ## install dependencies, check style and types, and run the tests with coverage
+test: install chromium  ## install dependencies, check style and types, and run the tests with coverage
+	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint
 	@rm -f .coverage .coverage.*
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,$(KUBERNETES_TESTS)) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
@@ -60,9 +63,13 @@ cluster-tools: install
 	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster.cluster_tools
 
 # Trained again when its sources have changed.
-$(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenizer.py | install
+$(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenizer.py runtime/minisgl/toy/training.py | install
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
+
+$(AGENT): $(wildcard runtime/minisgl/toy/agent*) runtime/minisgl/toy/training.py | install
+	@echo 'training the agent model, which takes one to two minutes'
+	@.venv/bin/minisgl models agent .cache/agent
 
 chromium:
 	@.ci/chromium

@@ -45,6 +45,7 @@ _LONGEST_FILES = (
     "mutants/test_mutants.py",
     "runtime/bench/test_bench.py",
     "runtime/toy/test_demo.py",
+    "runtime/toy/test_agent.py",
 )
 
 

@@ -25,5 +25,5 @@ def demo_checkpoint() -> Path:
 
 def _is_fresh(target: Path) -> bool:
     """Compare modification times with the same sources as the Makefile."""
-    sources = [*_TOY.glob("demo*"), _TOY / "tiny_tokenizer.py"]
+    sources = [*_TOY.glob("demo*"), _TOY / "tiny_tokenizer.py", _TOY / "training.py"]
     return target.exists() and target.stat().st_mtime >= max(source.stat().st_mtime for source in sources)

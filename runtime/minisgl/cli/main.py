@@ -19,6 +19,7 @@ from minisgl.cli import (
     engine,
     frontend,
     kernels_build,
+    models_agent,
     models_check,
     models_demo,
     models_dummy,
@@ -63,6 +64,7 @@ def build_parser() -> Parser:
     models = _group(commands, "models", "create and check checkpoint directories")
     _add(models, "tiny", models_tiny, "write a small random checkpoint with all files of a real one")
     _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl")
+    _add(models, "agent", models_agent, "train a very small model that thinks and calls tools, in each format of calls")
     _add(models, "dummy", models_dummy, "write a well-known model's shape, with a synthetic tokenizer and no weights")
     _add(models, "fetch", models_fetch, "download a checkpoint from a Hub into a directory, atomically")
     _add(models, "check", models_check, "check whether a checkpoint directory can be served")

@@ -1,1 +1,2 @@
-"""Generated checkpoints: tiny ones for tests, dummies without weights, and a demo model that answers questions."""
+"""Generated checkpoints: tiny ones for tests, dummies without weights, a demo model that answers questions, and an
+agent model that thinks and calls tools."""

@@ -1,31 +1,26 @@
 """A checkpoint with readable answers: a very small model, trained on this machine to answer questions about minisgl.
 
-A correct answer shows that tokenizer, chat template, cache, attention and sampling work. The model is trained with the
-same `Decoder` that serves it, on conversations of several questions, so that it also answers in the middle of a chat;
-typing errors in the questions make it independent of their exact spelling.
+A correct answer shows that tokenizer, chat template, cache, attention and sampling work. The model is trained on
+conversations of several questions, so that it also answers in the middle of a chat; typing errors in the questions make
+it independent of their exact spelling.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.rotation import Rotation
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder
-from minisgl.models.random_weights import fill_random
 from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl.toy.tiny import write_checkpoint
 from minisgl.toy.tiny_tokenizer import FAMILIES, train_tokenizer
+from minisgl.toy.training import IGNORED, Training, one_thread
 
 STEPS: Final = 420
 
@@ -35,10 +30,7 @@ _VOCAB: Final = 256 + _MERGES + len(_FAMILY.control_tokens)
 _MAX_POSITION: Final = 2048
 _ROWS: Final = 8
 _ROW_TOKENS: Final = 192
-_LEARNING_RATE: Final = 4e-3
 _WARM_UP: Final = 40
-_IGNORED: Final = -100
-"""Label of tokens without a loss: those of questions."""
 _MISSPELT: Final = 0.35
 """Share of the questions that get a typing error or another small change."""
 
@@ -79,7 +71,7 @@ def write_demo_checkpoint(
         "eos_token_id": tokenizer.token_to_id(_FAMILY.eos),
         "pad_token_id": tokenizer.token_to_id(_FAMILY.pad),
     }
-    with _one_thread():
+    with one_thread():
         weights = _train(ModelConfig.parse(config), _TrainingRows(tokenizer, seed), seed, steps, progress)
     return write_checkpoint(Path(out), config, tokenizer, _FAMILY, weights)
 
@@ -94,7 +86,7 @@ class _TrainingRows:
         self._deck: list[tuple[str, str]] = []
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next tokens and labels, both int64 [_ROWS, _ROW_TOKENS]; a label is the token that follows, or _IGNORED."""
+        """Next tokens and labels, both int64 [_ROWS, _ROW_TOKENS]; a label is the token that follows, or IGNORED."""
         rows = [self._row() for _ in range(_ROWS)]
         return torch.tensor([tokens for tokens, _ in rows]), torch.tensor([labels for _, labels in rows])
 
@@ -108,7 +100,7 @@ class _TrainingRows:
             after = self._encode("\n")
             tokens += [*before, *target, *after]
             learned += [False] * len(before) + [True] * len(target) + [False] * len(after)
-        following = [token if learn else _IGNORED for token, learn in zip(tokens[1:], learned[1:], strict=True)]
+        following = [token if learn else IGNORED for token, learn in zip(tokens[1:], learned[1:], strict=True)]
         return tokens[:_ROW_TOKENS], following[:_ROW_TOKENS]
 
     def _encode(self, text: str) -> list[int]:
@@ -145,60 +137,15 @@ def _train(
     progress: Callable[[int, float], None] | None,
 ) -> dict[str, torch.Tensor]:
     """Train the model; returns bfloat16 weights by their names in a checkpoint."""
-    model = Decoder(config, TensorParallel(), torch.float32, "cpu", max_position=_ROW_TOKENS)
-    fill_random(model.parameters, seed)
-    with torch.no_grad():
-        model.embedding.weight.mul_(0.25)
-    # A source is a view when a parameter has several of them; the whole parameter is trained.
-    bases = (source.into if source.into._base is None else source.into._base for source in model.parameters.sources)
-    parameters = list({id(base): base.requires_grad_() for base in bases}.values())
-    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
-    positions = torch.arange(_ROW_TOKENS).repeat(_ROWS)
-    attention = _CausalRows(_ROWS)
+    training = Training(config, seed, _ROW_TOKENS)
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = _LEARNING_RATE * _schedule(step, steps)
-        tokens, labels = rows.batch()
-        hidden = model.forward(tokens.flatten(), positions, attention)
-        targets = labels.flatten()
-        learned = targets != _IGNORED
-        loss = F.cross_entropy(model.local_logits(hidden[learned]), targets[learned])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        loss = training.step(*rows.batch(), _schedule(step, steps))
         if progress is not None:
-            progress(step + 1, loss.item())
-    with torch.no_grad():
-        return {source.name: source.into.detach().to(torch.bfloat16) for source in model.parameters.sources}
+            progress(step + 1, loss)
+    return training.weights()
 
 
 def _schedule(step: int, steps: int) -> float:
     """Factor of the learning rate at a step: linear warm-up, then cosine decay to 2 %."""
     rise = min(1.0, (step + 1) / _WARM_UP)
     return rise * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-class _CausalRows:
-    """Causal attention within each of `rows` sequences of equal length, without a KV pool."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        q, k = rotation.apply(q, k)
-        q, k, v = (part.view(self._rows, -1, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).reshape(out.shape[0] * out.shape[2], -1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread in the block: the number of threads determines the order of sums, and so the weights. Two
-    threads are hardly faster, and much slower on a busy machine: each waits for the other at every small operation."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
