@@ -113,7 +113,12 @@ def upgrade_of(
     if not takes_requests(model_object):
         return Upgrade("Current", target, current_hash)
     state = recorded.get("state")
-    if admitted or state in ("Upgrading", "Failed") or (state == "Upgraded" and has_target):
+    has_begun = state in ("Upgrading", "Failed") or (state == "Upgraded" and has_target)
+    if admitted and outdated and not has_begun:
+        # The status first: an operator that stops between a child and the status would not know that the model has
+        # begun, and leave it half-way if its turn, or the window, is over.
+        return Upgrade("Upgrading", target, current_hash, True, True)
+    if admitted or has_begun:
         waits_for_frontends = not templates.frontends_are_done and not templates.engines_have_begun
         now = _state_in_turn(templates, failure, _is_ready(status), was_complete=state == "Upgraded" and has_target)
         return Upgrade(now, target, current_hash, holds_engines=waits_for_frontends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -156,6 +157,8 @@ def test_models_are_upgraded_in_their_waves_and_status_shows_it() -> None:
     assert a.progressing["message"] == (
         "The model keeps its version: wave others begins when all models of wave canary serve the new version."
     )
+    assert not any(model.has_new_frontends for model in (a, b, c)), "the status is written first"
+    made.reconcile(c)
     assert not a.has_new_frontends and not b.has_new_frontends and c.has_new_frontends
     for _ in range(20):
         made.run(c)
@@ -337,12 +340,32 @@ def test_upgrades_begin_only_in_the_window() -> None:
     assert versions(model) == {"engine:2"}
 
 
+@pytest.mark.parametrize("reconciles", [1, 2, 3])
+def test_an_operator_that_stops_in_the_middle_leaves_no_model_half_way(reconciles: int) -> None:
+    """It stops after it has written children, and before their status; then the window closes."""
+    made = fleet(1)
+    [model] = made.models.values()
+    model.now = datetime(2026, 1, 1, 22, 59, tzinfo=UTC)
+    settings = operator_version(2, window={"startHour": 22, "endHour": 23})
+    made.start_operator(settings)
+    for _ in range(reconciles):
+        before = copy.deepcopy(model.raw["status"])
+        made.reconcile(model)
+        made.run(model)
+    model.raw["status"] = before
+    made.start_operator(settings)
+    model.now = datetime(2026, 1, 1, 23, tzinfo=UTC)
+    made.settle()
+    assert versions(model) == ({"engine:2"} if model.has_new_frontends else {"engine:1"})
+    assert reconciles == 1 or model.is_done
+
+
 def test_an_upgrade_that_has_begun_goes_on_after_the_window() -> None:
     made = fleet(2, canaries=0)
     made.start_operator(operator_version(2, window={"startHour": 22, "endHour": 23}))
     a, b = made.models.values()
     a.now = b.now = datetime(2026, 1, 1, 22, 59, tzinfo=UTC)
-    for model in (a, b, a):
+    for model in (a, b, a, a):
         made.reconcile(model)
     assert a.has_new_frontends and not a.has_new_engines
     a.now = b.now = datetime(2026, 1, 1, 23, tzinfo=UTC)
@@ -395,8 +418,8 @@ def test_the_others_go_on_when_a_model_is_deleted_in_its_turn(broken: bool) -> N
         canary.broken = {"engine:2"}
         made.settle()
     else:
-        made.reconcile(a)
-        made.reconcile(canary)
+        for model in (a, canary, canary):
+            made.reconcile(model)
     assert canary.has_new_frontends and not a.has_new_frontends
     made.delete(canary)
     assert a.key in made.queued
