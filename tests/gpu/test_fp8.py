@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,20 @@ def exact(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
 def assert_near(ours: torch.Tensor, expected: torch.Tensor, tolerance: float = 4e-3) -> None:
     assert ours.isfinite().all()
     assert (ours.double() - expected).norm() <= tolerance * expected.norm()
+
+
+def assert_a_graph_gives_the_bits_of(step: Callable[[], torch.Tensor]) -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = step().clone()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        captured = step()
+        graph.capture_end()
+        for _ in range(5):
+            graph.replay()
+            stream.synchronize()
+            assert torch.equal(captured, expected)
 
 
 @pytest.mark.parametrize("tile", [Tile(16, 128, 1, 5), Tile(16, 64, 1, 8), Tile(32, 128, 3, 4), Tile(64, 64, 2, 6)])
@@ -283,17 +298,7 @@ def test_a_graph_gives_the_bits_of_products_of_batches() -> None:
             y = fp8_batch(rms_norm_fp8(y, None, gain, 1e-6), weight.values, weight.scales)
         return y
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        expected = step().clone()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        captured = step()
-        graph.capture_end()
-        for _ in range(5):
-            graph.replay()
-            stream.synchronize()
-            assert torch.equal(captured, expected)
+    assert_a_graph_gives_the_bits_of(step)
 
 
 @pytest.mark.captures
@@ -308,14 +313,4 @@ def test_a_graph_gives_the_bits_of_its_kernels() -> None:
             y = fp8_product(rms_norm_fp8(y, None, gain, 1e-6), weight, in_parts=True)
         return y
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        expected = step().clone()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        captured = step()
-        graph.capture_end()
-        for _ in range(5):
-            graph.replay()
-            stream.synchronize()
-            assert torch.equal(captured, expected)
+    assert_a_graph_gives_the_bits_of(step)

@@ -22,10 +22,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
+from minisgl.kernels.tensor_maps_gluon import tile_map
 
 MIN_ROWS = 2
 MAX_ROWS = 256
@@ -222,14 +222,9 @@ def batch_linear(x: torch.Tensor, weight: torch.Tensor, tile: Tile, bias: torch.
     steps = triton.cdiv(inputs // tile.inputs, tile.splits)
     lines = min(triton.next_power_of_2(steps * tile.inputs // 64), _MOST_LINES)
     _batch_linear[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
-        _tiles(x, tile.rows, tile.inputs), _tiles(weight, tile.outputs, tile.inputs), weight,
+        tile_map(x, tile.rows, tile.inputs), tile_map(weight, tile.outputs, tile.inputs), weight,
         weight if bias is None else bias, out, rows, inputs, outputs, steps, ROWS=tile.rows, OUTPUTS=tile.outputs,
         INPUTS=tile.inputs, STAGES=tile.stages, EARLY=tile.early, LINES=lines, SWAP=tile.rows < 64,
         BIAS=bias is not None, num_warps=tile.warps, **dependent_launch(x.device),
     )  # fmt: skip
     return out
-
-
-def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)

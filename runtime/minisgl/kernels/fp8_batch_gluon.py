@@ -26,11 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
+from minisgl.kernels.tensor_maps_gluon import row_map, tile_map
 
 _HALF = gl.constexpr(64)
 _BLOCK = gl.constexpr(128)
@@ -51,8 +51,8 @@ _FASTER = 0.87
 several programs receive the same rows or weights together."""
 _REGISTERS = 168
 """Registers of a thread at the launch; groups of warps then pass them on to those that multiply."""
-_MULTIPLYING = 240
-_COPYING = 24
+_MULTIPLYING = gl.constexpr(240)
+_COPYING = gl.constexpr(24)
 
 
 class Share(NamedTuple):
@@ -66,11 +66,17 @@ class Share(NamedTuple):
 
 
 @gluon.jit
+def _units(whole, parts):
+    """Numbers of units: parts come first, and each program counts as many of them."""
+    programs = gl.num_programs(0)
+    return (parts + programs - 1) // programs * programs + whole
+
+
+@gluon.jit
 def _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks):
     """Row tile and output tile of a unit of work, its first block of inputs, and its turns of the loop: none where a
     program has no part. Blocks behind the last one are zeros."""
-    programs = gl.num_programs(0)
-    part_units = (parts + programs - 1) // programs * programs
+    part_units = _units(0, parts)
     is_part = unit < part_units
     tile = gl.where(is_part, whole + unit // splits, unit - part_units)
     begin = gl.where(is_part, unit % splits * part_blocks, 0)
@@ -80,13 +86,6 @@ def _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blo
     first = tile // together * _ROW_TILES
     size = gl.minimum(row_tiles - first, _ROW_TILES)
     return first + tile % together % size, tile % together // size, begin, (count + _TOGETHER - 1) // _TOGETHER
-
-
-@gluon.jit
-def _units(whole, parts):
-    """Numbers of units: parts come first, and each program counts as many of them."""
-    programs = gl.num_programs(0)
-    return (parts + programs - 1) // programs * programs + whole
 
 
 @gluon.jit
@@ -247,7 +246,7 @@ def _multiply_units(
 @gluon.jit(do_not_specialize=["rows", "whole", "parts", "splits", "part_blocks"])
 def _fp8_batch(
     x, w, x_scales, w_scales, out, out_tiles, sums, counters, rows, inputs, outputs, whole, parts, splits, part_blocks,
-    TALL: gl.constexpr, STAGES: gl.constexpr, MULTIPLYING: gl.constexpr, COPYING: gl.constexpr, PDL: gl.constexpr,
+    TALL: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """`x`, `w` and `out_tiles` are tensor maps, `x_scales` is that of the scales [inputs / 128, rows] of x; `w_scales`
     [outputs / 128, inputs / 128]. `sums` has room for a float32 tile for each part, `counters` two zeros for each tile
@@ -285,7 +284,7 @@ def _fp8_batch(
                            TALL, STAGES)),
         (_copy_blocks, (x, w, x_scales, x_ring, w_ring, scale_ring, arrived, free, rows, row_tiles, output_tiles,
                         blocks, whole, parts, splits, part_blocks, TALL, STAGES)),
-    ], [4, 1], [MULTIPLYING, COPYING])  # fmt: skip
+    ], [4, 1], [_MULTIPLYING, _COPYING])  # fmt: skip
 
 
 def tile_halves(rows: int) -> int:
@@ -357,29 +356,15 @@ def fp8_batch(x: Fp8Rows, weight: torch.Tensor, scales: torch.Tensor, work: Shar
     out = torch.empty((x.rows, outputs), dtype=torch.bfloat16, device=device)
     # Programs wait for one another, so all of them must run at once: one per multiprocessor.
     _fp8_batch[(programs if work.parts else min(programs, work.whole),)](
-        _tiles(x.values, 64), _tiles(weight, BLOCK), _scales(x.scales), scales, out, _outputs(out), sums, counters,
-        x.rows, inputs, outputs, *work, TALL=tall, STAGES=_STAGES[tall], MULTIPLYING=_MULTIPLYING, COPYING=_COPYING,
+        tile_map(x.values, 64, BLOCK), tile_map(weight, BLOCK, BLOCK), row_map(x.scales, 64), scales, out,
+        tile_map(out, 64, BLOCK), sums, counters, x.rows, inputs, outputs, *work, TALL=tall, STAGES=_STAGES[tall],
         num_warps=4, maxnreg=_REGISTERS, **dependent_launch(device),
     )  # fmt: skip
     return out
 
 
+@functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Multiprocessors of a GPU, each of which runs one program."""
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
-
-
-def _scales(matrix: torch.Tensor) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [1, 64], layout)
-
-
-def _tiles(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [rows, BLOCK], layout)
-
-
-def _outputs(matrix: torch.Tensor) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [64, BLOCK], layout)

@@ -22,11 +22,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
+from minisgl.kernels.tensor_maps_gluon import row_map, tile_map
 
 _MAX_ROWS = 64
 _MAX_ROWS_IN_PARTS = 128
@@ -176,19 +176,10 @@ def fp8_linear(
     dtype = torch.bfloat16 if tile.splits == 1 else torch.float32
     out = torch.empty(shape, dtype=dtype, device=weight.device)
     _fp8_linear[(triton.cdiv(x.rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
-        _tiles(x.values, tile.rows), _tiles(weight, tile.outputs), _scales(x.scales, tile.rows), x.scales, scales,
-        scales if bias is None else bias, out, x.rows, inputs, outputs, triton.cdiv(inputs // BLOCK, tile.splits),
+        tile_map(x.values, tile.rows, BLOCK), tile_map(weight, tile.outputs, BLOCK),
+        row_map(x.scales, max(tile.rows, 32)), x.scales, scales, scales if bias is None else bias, out, x.rows, inputs,
+        outputs, triton.cdiv(inputs // BLOCK, tile.splits),
         ROWS=tile.rows, OUTPUTS=tile.outputs, STAGES=tile.stages, CHANNELS=len(scales) == outputs,
         BIAS=bias is not None, num_warps=4, **dependent_launch(weight.device),
     )  # fmt: skip
     return out
-
-
-def _scales(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [1, max(rows, 32)], layout)
-
-
-def _tiles(matrix: torch.Tensor, rows: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [rows, BLOCK], layout)

@@ -21,12 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.batch_linear_gluon import store_tile
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
+from minisgl.kernels.tensor_maps_gluon import tile_map
 
 _SLOT: Final = 64
 """Inputs of x in a slot of shared memory: half a step."""
@@ -252,9 +252,8 @@ def int4_batch(
     assert outputs % tile.outputs == 0 and (bias is None or tile.splits == 1)
     shape = (rows, outputs) if tile.splits == 1 else (tile.splits, rows, outputs)
     out = torch.empty(shape, dtype=x.dtype if tile.splits == 1 else torch.float32, device=x.device)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     _int4_batch[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
-        TensorDescriptor.from_tensor(x, [tile.rows, _SLOT], layout), words, scales, x if bias is None else bias, out,
+        tile_map(x, tile.rows, _SLOT), words, scales, x if bias is None else bias, out,
         rows, outputs, steps, triton.cdiv(steps, tile.splits), ROWS=tile.rows, SLOTS=tile.slots, AHEAD=tile.ahead,
         GROUPS=groups, BIAS=bias is not None, num_warps=tile.outputs // 16, **dependent_launch(x.device),
     )  # fmt: skip

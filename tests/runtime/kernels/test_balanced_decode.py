@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.experimental.gluon import language as gl
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
@@ -16,7 +15,7 @@ from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.balanced_decode_gluon import MAX_GROUP, _attend
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
-from support.kernels.compiled_kernel import compiled
+from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreted_balanced import CASES
 from support.kernels.interpreter import interpreted
 
@@ -52,8 +51,7 @@ def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
 def test_four_programs_fit_on_a_hopper_multiprocessor(
     group: int, columns: int, block: int, stages: int, kind: str, window: int
 ) -> None:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
-    tiles = f"tensordesc<{kind}[{block}, {columns}],{layout!r}>"
+    tiles = map_type(kind, block, columns, swizzle=min(128, 2 * columns))
     constants = {"KV_HEADS": 8, "GROUP": group, "VECTORS": MAX_GROUP, "STAGES": stages, "PDL": True}
     constants["WINDOW"] = window
     types = {"keys": tiles, "values": tiles, "rows": "i32", "scale": "fp32", "value_scale": "fp32"}

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.experimental.gluon import language as gl
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
@@ -14,7 +13,7 @@ from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
-from support.kernels.compiled_kernel import compiled
+from support.kernels.compiled_kernel import compiled, map_type
 
 SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 ODD = {"qkv": (1152, 896), "o": (896, 896), "gate_up": (9728, 896), "down": (896, 4864)}
@@ -63,11 +62,10 @@ def test_steps_of_all_sizes_work_with_partial_sums() -> None:
 def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool) -> None:
     tile = _choose(rows, *SMALL[name], in_parts=name == "down")
     assert tile is not None
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     constants = _constants(tile) | {"BIAS": bias}
     types = {
-        "x": f"tensordesc<bf16[{tile.rows}, {tile.inputs}],{layout!r}>",
-        "w": f"tensordesc<bf16[{tile.outputs}, {tile.inputs}],{layout!r}>",
+        "x": map_type("bf16", tile.rows, tile.inputs),
+        "w": map_type("bf16", tile.outputs, tile.inputs),
         "weight": "*bf16",
         "bias": "*bf16",
         "out": "*bf16" if tile.splits == 1 else "*fp32",

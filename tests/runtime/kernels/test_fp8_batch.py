@@ -10,7 +10,6 @@ pytest.importorskip("triton")
 
 from hypothesis import given
 from hypothesis import strategies as st
-from triton.experimental.gluon import language as gl
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
@@ -19,7 +18,7 @@ from minisgl.engine.warm_up import _TOKENS
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.fp8_batch_gluon import _fp8_batch, _room, share, takes_batch, tile_halves
 from minisgl.models.config import ModelConfig
-from support.kernels.compiled_kernel import compiled
+from support.kernels.compiled_kernel import compiled, map_type
 
 PROGRAMS = 132
 SHARED_MEMORY = 227 << 10
@@ -107,20 +106,17 @@ def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int]) -> set[int]:
 
 @pytest.mark.parametrize("tall", [1, 2])
 def test_the_kernel_compiles_for_hopper(tall: int) -> None:
-    tile = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    wide = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     types = {
-        "x": f"tensordesc<fp8e4nv[64, 128],{tile!r}>",
-        "w": f"tensordesc<fp8e4nv[128, 128],{tile!r}>",
-        "x_scales": f"tensordesc<fp32[1, 64],{plain!r}>",
-        "out_tiles": f"tensordesc<bf16[64, 128],{wide!r}>",
+        "x": map_type("fp8e4nv", 64, 128),
+        "w": map_type("fp8e4nv", 128, 128),
+        "x_scales": map_type("fp32", 1, 64, swizzle=0),
+        "out_tiles": map_type("bf16", 64, 128),
         "w_scales": "*fp32",
         "out": "*bf16",
         "sums": "*fp32",
         "counters": "*i32",
     }
-    constants = {"TALL": tall, "STAGES": {1: 4, 2: 5}[tall], "MULTIPLYING": 240, "COPYING": 24, "PDL": True}
+    constants = {"TALL": tall, "STAGES": {1: 4, 2: 5}[tall], "PDL": True}
     kernel = compiled(
         _fp8_batch,
         types,

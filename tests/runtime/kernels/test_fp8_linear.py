@@ -6,15 +6,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.experimental.gluon import language as gl
-
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.fp8_linear_gluon import _fp8_linear, fp8_tile
 from minisgl.models.config import ModelConfig
-from support.kernels.compiled_kernel import compiled
+from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreted_fp8_rows import CASES
 from support.kernels.interpreter import interpreted
 
@@ -71,12 +69,10 @@ def test_a_model_with_experts_in_fp8_launches_their_kernels() -> None:
 def test_the_kernel_compiles_for_hopper(rows: int, name: str, bias: bool, channels: bool) -> None:
     tile = fp8_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
     assert tile is not None
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     types = {
-        "x": f"tensordesc<fp8e4nv[{tile.rows}, 128],{layout!r}>",
-        "w": f"tensordesc<fp8e4nv[{tile.outputs}, 128],{layout!r}>",
-        "x_scales": f"tensordesc<fp32[1, {max(tile.rows, 32)}],{plain!r}>",
+        "x": map_type("fp8e4nv", tile.rows, 128),
+        "w": map_type("fp8e4nv", tile.outputs, 128),
+        "x_scales": map_type("fp32", 1, max(tile.rows, 32), swizzle=0),
         "x_scale": "*fp32",
         "w_scale": "*fp32",
         "bias": "*bf16" if bias else "*fp32",

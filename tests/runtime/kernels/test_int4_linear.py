@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from triton.experimental.gluon import language as gl
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
@@ -16,7 +15,7 @@ from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch
 from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, _few_rows
 from minisgl.kernels.int4_tiles import int4_tile
 from minisgl.models.config import ModelConfig
-from support.kernels.compiled_kernel import compiled
+from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreter import interpreted
 
 QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
@@ -54,9 +53,8 @@ def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups
     """It moves no weights between threads: its layouts assert that."""
     tile = int4_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
     assert isinstance(tile, BatchTile)
-    swizzled = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     types = {
-        "x": f"tensordesc<bf16[{tile.rows}, 64],{swizzled!r}>",
+        "x": map_type("bf16", tile.rows, 64),
         "words": "*i32",
         "scales": "*i32",
         "bias": "*bf16",

@@ -7,7 +7,16 @@ from typing import Any
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+
+_BITS = {"fp8e4nv": 8, "bf16": 16, "i16": 16, "fp32": 32}
+
+
+def map_type(kind: str, rows: int, columns: int, *, swizzle: int = 128) -> str:
+    """Type of a tensor map of tiles; `swizzle` 0: they stay in their order."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=_BITS[kind], rank=2)
+    return f"tensordesc<{kind}[{rows}, {columns}],{layout!r}>"
 
 
 def compiled(
