@@ -67,7 +67,7 @@ $(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenize
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
 
-$(AGENT): $(wildcard runtime/minisgl/toy/agent*) runtime/minisgl/toy/training.py | install
+$(AGENT): $(wildcard runtime/minisgl/toy/agent*) runtime/minisgl/toy/tiny_tokenizer.py runtime/minisgl/toy/training.py | install
 	@echo 'training the agent model, which takes one to two minutes'
 	@.venv/bin/minisgl models agent .cache/agent
 

@@ -7,9 +7,9 @@ thousand answers to held-out questions are right, so that its result does not de
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
@@ -21,7 +21,7 @@ from minisgl.toy.agent_formats import TEMPLATES
 from minisgl.toy.agent_rows import AgentRows, Batch
 from minisgl.toy.agent_tokenizer import agent_tokenizer, family
 from minisgl.toy.tiny import write_checkpoint
-from minisgl.toy.training import Training, one_thread
+from minisgl.toy.training import Training, one_thread, qwen3_config
 
 _BATCH_TOKENS: Final = 2048
 _SHORT_ROW: Final = 72
@@ -46,26 +46,6 @@ _MARGIN: Final = 0.5
 _VALUES: Final = 6
 """Values with which each question is judged at the end."""
 
-_CONFIG: Final[Mapping[str, Any]] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "bos_token_id": None,
-    "torch_dtype": "bfloat16",
-}
-
 
 def write_agent_checkpoints(
     out: str | Path, *, seed: int = 0, progress: Callable[[int, int, int], None] | None = None
@@ -77,12 +57,7 @@ def write_agent_checkpoints(
     tokenizer = agent_tokenizer()
     families = {name: family(template) for name, template in TEMPLATES.items()}
     first = next(iter(families.values()))
-    config = {
-        **_CONFIG,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "eos_token_id": tokenizer.token_to_id(first.eos),
-        "pad_token_id": tokenizer.token_to_id(first.pad),
-    }
+    config = qwen3_config(tokenizer, first, intermediate=256, layers=2, kv_heads=4, head_dim=32)
     with one_thread():
         weights = _train(ModelConfig.parse(config), tokenizer, seed, progress or (lambda step, right, answers: None))
     return {
@@ -116,7 +91,7 @@ def _learns(training: Training, tokenizer: Tokenizer, seed: int, judge: _Judge) 
         is_end = done >= _STEPS and (done - _STEPS) % _FURTHER_STEPS == 0
         if is_end or done % _REPORTED_EVERY == 0:
             share = judge.right_share(training, done)
-            if is_end and share == 1.0 and judge.is_content(training, done):
+            if is_end and share == 1.0 and judge.approves(training, done):
                 return True
             if share < _LEAST_RIGHT.get(done, 0.0):
                 return False
@@ -138,7 +113,7 @@ class _Judge:
         """Return the share of right answers to a part of the questions."""
         return self._judge(training, step, self._few)
 
-    def is_content(self, training: Training, step: int) -> bool:
+    def approves(self, training: Training, step: int) -> bool:
         """Judge all questions, which takes some seconds."""
         return self._judge(training, step, self._all) == 1.0
 

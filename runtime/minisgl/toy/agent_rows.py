@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from minisgl.tokenizer.compiled_template import CompiledTemplate
 from minisgl.toy.agent_formats import TEMPLATES
 from minisgl.toy.agent_world import NO_TOOL, RESULT_THOUGHT, TOOLS, Exchange, draw, thought
-from minisgl.toy.training import IGNORED
+from minisgl.toy.training import IGNORED, labels_of
 
 _WITHOUT_TOOLS: Final = 0.08
 _WITH_SYSTEM: Final = 0.2
@@ -80,7 +80,7 @@ def collate(tokenizer: Tokenizer, conversations: Iterable[Iterable[Segment]], ro
                 break
             if segment.kind:
                 turns.append(Turn(segment.kind, row, begin - 1, len(ids) - 1))
-        following = [token if learn else IGNORED for token, learn in zip(ids[1:], learned[1:], strict=True)]
+        following = labels_of(ids, learned)
         missing = max(0, row_tokens - len(ids))
         tokens.append(ids[:row_tokens] + [0] * missing)
         labels.append(following[:row_tokens] + [IGNORED] * (row_tokens - min(row_tokens, len(following))))

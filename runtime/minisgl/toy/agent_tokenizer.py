@@ -7,12 +7,12 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers, processors
 
 from minisgl.toy.agent_formats import CONTROL_TOKENS, MARKERS
 from minisgl.toy.agent_rows import conversation
 from minisgl.toy.agent_world import FOODS, ROOMS, TOOLS, words
-from minisgl.toy.tiny_tokenizer import Family
+from minisgl.toy.tiny_tokenizer import Family, train_byte_level
 
 _MAX_VOCAB: Final = 4096
 _CONVERSATIONS: Final = 200
@@ -35,15 +35,10 @@ _WORDS: Final = "|".join(
 
 
 def agent_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
     byte_level: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS), "isolated"), byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS), "isolated"), byte_level])
+    tokenizer = train_byte_level(cut, _texts(), _MAX_VOCAB)
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=_MAX_VOCAB, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
-    )
-    tokenizer.train_from_iterator(_texts(), trainer)
     tokenizer.add_special_tokens(list(CONTROL_TOKENS))
     tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     return tokenizer

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from tokenizers import Tokenizer
@@ -20,39 +20,18 @@ from minisgl.models.config import ModelConfig
 from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl.toy.tiny import write_checkpoint
 from minisgl.toy.tiny_tokenizer import FAMILIES, train_tokenizer
-from minisgl.toy.training import IGNORED, Training, one_thread
+from minisgl.toy.training import Training, labels_of, one_thread, qwen3_config
 
 STEPS: Final = 420
 
 _FAMILY: Final = FAMILIES["qwen3"]
 _MERGES: Final = 512
 _VOCAB: Final = 256 + _MERGES + len(_FAMILY.control_tokens)
-_MAX_POSITION: Final = 2048
 _ROWS: Final = 8
 _ROW_TOKENS: Final = 192
 _WARM_UP: Final = 40
 _MISSPELT: Final = 0.35
 """Share of the questions that get a typing error or another small change."""
-
-_CONFIG: Final[Mapping[str, Any]] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": _MAX_POSITION,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    "sliding_window": None,
-    "use_sliding_window": False,
-    "bos_token_id": None,
-    "torch_dtype": "bfloat16",
-}
 
 
 def write_demo_checkpoint(
@@ -65,12 +44,7 @@ def write_demo_checkpoint(
     """
     text = "".join(f"{question}\n{taught.answer}\n" for taught in DEMO_ANSWERS for question in taught.questions)
     tokenizer = train_tokenizer(_FAMILY, _VOCAB, text, _MERGES)
-    config = {
-        **_CONFIG,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "eos_token_id": tokenizer.token_to_id(_FAMILY.eos),
-        "pad_token_id": tokenizer.token_to_id(_FAMILY.pad),
-    }
+    config = qwen3_config(tokenizer, _FAMILY, intermediate=384, layers=3, kv_heads=2, head_dim=64)
     with one_thread():
         weights = _train(ModelConfig.parse(config), _TrainingRows(tokenizer, seed), seed, steps, progress)
     return write_checkpoint(Path(out), config, tokenizer, _FAMILY, weights)
@@ -100,8 +74,7 @@ class _TrainingRows:
             after = self._encode("\n")
             tokens += [*before, *target, *after]
             learned += [False] * len(before) + [True] * len(target) + [False] * len(after)
-        following = [token if learn else IGNORED for token, learn in zip(tokens[1:], learned[1:], strict=True)]
-        return tokens[:_ROW_TOKENS], following[:_ROW_TOKENS]
+        return tokens[:_ROW_TOKENS], labels_of(tokens, learned)[:_ROW_TOKENS]
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

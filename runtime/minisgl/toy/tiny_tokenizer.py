@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -129,17 +129,13 @@ def train_tokenizer(family: Family, vocab_size: int, text: str = _TEXT, learned:
     control = list(family.control_tokens)
     if vocab_size < _BYTES + len(control):
         raise ModelError("invalid_tiny_model", f"a vocabulary of {vocab_size} tokens is too small; use 512 or more")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
     plain_tokens = min(_BYTES + learned, vocab_size - len(control))
-    trainer = trainers.BpeTrainer(
-        vocab_size=plain_tokens + len(control) * family.leading,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=control if family.leading else [],
-        show_progress=False,
+    tokenizer = train_byte_level(
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        text.splitlines(keepends=True),
+        plain_tokens + len(control) * family.leading,
+        control if family.leading else (),
     )
-    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     tokenizer.add_special_tokens(control)
     plain: Any = processors.ByteLevel(trim_offsets=False)
     if family.adds_bos and family.bos is not None:
@@ -150,6 +146,24 @@ def train_tokenizer(family: Family, vocab_size: int, text: str = _TEXT, learned:
         )
         plain = processors.Sequence([plain, bos])
     tokenizer.post_processor = plain
+    return tokenizer
+
+
+def train_byte_level(
+    pre_tokenizer: Any, texts: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()
+) -> Tokenizer:
+    """Train byte-level BPE of at most `vocab_size` tokens, of which `special_tokens` have the first ids.
+    `pre_tokenizer` cuts texts and turns them into bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=list(special_tokens),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
+from minisgl.toy.tiny_tokenizer import Family
 
 _ADAM_RATE: Final = 4e-3
 _MUON_RATE: Final = 2e-2
@@ -25,6 +27,39 @@ _FAST_PAIRS: Final = 4
 
 IGNORED: Final = -100
 """Label of tokens without a loss."""
+
+
+def qwen3_config(
+    tokenizer: Tokenizer, family: Family, *, intermediate: int, layers: int, kv_heads: int, head_dim: int
+) -> dict[str, Any]:
+    """Return the config.json of a very small Qwen3 with this tokenizer."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 128,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "sliding_window": None,
+        "use_sliding_window": False,
+        "bos_token_id": None,
+        "torch_dtype": "bfloat16",
+        "vocab_size": tokenizer.get_vocab_size(),
+        "eos_token_id": tokenizer.token_to_id(family.eos),
+        "pad_token_id": tokenizer.token_to_id(family.pad),
+    }
+
+
+def labels_of(tokens: Sequence[int], learned: Sequence[bool]) -> list[int]:
+    """Return the token that follows each but the last one, where it is learned, else IGNORED."""
+    return [token if learn else IGNORED for token, learn in zip(tokens[1:], learned[1:], strict=True)]
 
 
 class Training:
