@@ -30,7 +30,7 @@ class Phases:
             (engine, "launch", "launch"),
             (engine, "collect", "wait for the device"),
             (scheduler, "advance", "advance requests"),
-            (scheduler, "_consume", "of it, consume"),
+            (scheduler, "consume", "consume"),
             (loop._open_thread, "start", "of it, hand over open"),
             (loop, "_fill_others", "begin to fill others"),
             (loop._thread, "start", "of it, hand over"),

@@ -19,8 +19,8 @@ from minisgl.grammar.tokenizer import GrammarTokenizer
 _MOST_THREADS: Final = 12
 """On 16 CPUs, 16 threads leave less time for the threads that launch steps."""
 _FEW_MASKS: Final = 4
-_FEW_TOKENS: Final = 64
-"""Masks and tokens for which waking other threads takes longer than they do."""
+_FEW_TOKENS: Final = 16
+"""Masks and tokens for which waking other threads takes longer than they do. A token takes up to 5 µs."""
 
 
 class Grammars:
@@ -72,7 +72,7 @@ class Grammars:
         return {row: error for matcher, row in failed if (error := matcher.error()) is not None}
 
     def consume(self, tokens: Sequence[tuple[Matcher, int]]) -> list[bool]:
-        """`Matcher.consume` for many matchers."""
+        """`Matcher.consume` for many matchers, without the GIL unless they are few."""
         if len(tokens) <= _FEW_TOKENS:
             return [matcher.raw.consume_token(token) for matcher, token in tokens]
         order = sorted(range(len(tokens)), key=lambda index: tokens[index][0].instance)

@@ -157,14 +157,6 @@ class Constraint:
         return bool(mask.any())
 
 
-class LateRows(NamedTuple):
-    """Rows of one step that need masks."""
-
-    ids: Sequence[bytes]
-    constraints: Sequence[Constraint | None]
-    """None: the request has ended."""
-
-
 def open_first(constraints: Sequence[Constraint]) -> list[int]:
     """Indices of the constraints whose tokens are consumed first, to begin their masks at once; none if they are most
     of all, or all are few. A matcher that shares its instance is not among them: its mask would delay the tokens of the
@@ -189,27 +181,39 @@ def note_open(constraints: Sequence[Constraint | None], masks: IntArray) -> None
             constraint.is_open = was_open and constraint.follows_grammar
 
 
-def consume_tokens(
-    tokens: Sequence[tuple[Constraint, int]], grammars: Grammars | None
-) -> tuple[list[int], dict[int, ConstraintError]]:
+class MatcherTokens(NamedTuple):
+    """Tokens that matchers must consume before their next masks, in columns."""
+
+    indices: list[int]
+    """Index of each among the tokens of `advance_all`."""
+    tokens: list[tuple[Matcher, int]]
+
+
+def advance_all(tokens: Sequence[tuple[Constraint, int]]) -> tuple[list[int], MatcherTokens]:
     """Advance constraints by the tokens that were generated under their masks. Returns the indices of answers that end
-    with them, and errors by index."""
+    with them, and what their matchers must consume."""
     ended: list[int] = []
-    consuming: list[int] = []
-    matchers: list[tuple[Matcher, int]] = []
+    consuming = MatcherTokens([], [])
     for index, (constraint, token) in enumerate(tokens):
         matcher = constraint.advance(token)
         if constraint.has_ended:
             ended.append(index)
         elif matcher is not None:
-            consuming.append(index)
-            matchers.append((matcher, token))
-    if not matchers:
-        return ended, {}
+            consuming.indices.append(index)
+            consuming.tokens.append((matcher, token))
+    return ended, consuming
+
+
+def consume_tokens(consuming: MatcherTokens, grammars: Grammars | None) -> dict[int, ConstraintError]:
+    """Let matchers consume their tokens. Returns the errors by index, as `MatcherTokens` has it."""
+    if not consuming.tokens:
+        return {}
     assert grammars is not None
-    accepted = grammars.consume(matchers)
-    refused = [index for index, is_accepted in zip(consuming, accepted, strict=True) if not is_accepted]
-    return ended, {index: _refused(tokens[index][1]) for index in refused}
+    accepted = grammars.consume(consuming.tokens)
+    if all(accepted):
+        return {}
+    columns = zip(*consuming, accepted, strict=True)
+    return {index: _refused(token) for index, (_, token), is_accepted in columns if not is_accepted}
 
 
 def fill_masks(

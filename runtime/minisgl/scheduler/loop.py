@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Lock
 from typing import Any, Final
 
 import msgspec
 
 from minisgl.engine.interface import Engine
-from minisgl.scheduler.constraints import Constraint, ConstraintError, LateRows, note_open
+from minisgl.scheduler.constraints import Constraint, ConstraintError, note_open
 from minisgl.scheduler.mask_thread import MaskThread
-from minisgl.scheduler.scheduler import Scheduler
+from minisgl.scheduler.request import LateRows, Request
+from minisgl.scheduler.scheduler import Consuming, Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.scheduler.step_times import StepWork
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
@@ -60,6 +61,8 @@ class _Filling(msgspec.Struct):
     rows: LateRows = LateRows((), ())
     """All rows, once they are known."""
     errors: dict[int, ConstraintError] = {}
+    refused: Sequence[tuple[Request, ConstraintError]] = ()
+    """Requests whose matchers refused the tokens before these masks."""
     unfilled: int = 1
     """Threads that still fill masks."""
 
@@ -71,9 +74,10 @@ class StepLoop:
     launched before the result of step n is read, so that planning and bookkeeping hide behind the device.
 
     Rows with a constraint need the tokens of step n for their masks in step n + 1. Their model runs meanwhile; once the
-    result of step n is complete, a thread fills the masks with which step n + 1 is sampled. Where the sampling is
-    queued already and the device waits for the masks, step n + 2 is planned and launched at the same time; and masks
-    that probably take long are begun by another thread, before the tokens of other rows are consumed."""
+    result of step n is there, a thread lets matchers consume its tokens and fills the masks with which step n + 1 is
+    sampled. Where the sampling is queued already and the device waits for the masks, step n + 2 is planned and launched
+    at the same time; and masks that probably take long are begun by another thread, before the tokens of other rows are
+    consumed."""
 
     def __init__(self, scheduler: Scheduler, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds; it measures steps."""
@@ -148,8 +152,8 @@ class StepLoop:
             filling.begun = rows.keys()
 
         try:
-            advanced = self.scheduler.advance(result, begin if filling.is_queued else None)
-            self._fill_others(filling)
+            advanced = self.scheduler.advance(result, begin if filling.is_queued else None, consume=False)
+            self._fill_others(filling, advanced.consuming)
         except BaseException:
             if filling.begun:
                 self._open_thread.join()
@@ -164,7 +168,8 @@ class StepLoop:
             self._fill_others(self._new_filling(step))
             return
         rows, masks = self.scheduler.late_rows(), self.engine.mask_memory(step.late_rows)
-        self.scheduler.fail_late(rows, self.scheduler.fill_masks(dict(enumerate(rows.constraints)), masks))
+        errors = self.scheduler.fill_masks(dict(enumerate(rows.constraints)), masks)
+        self.scheduler.fail((rows.requests[row], error) for row, error in errors.items())
         self.engine.sample(step.handle, masks)
 
     def _new_filling(self, step: _Launched) -> _Filling:
@@ -174,13 +179,15 @@ class StepLoop:
         filling.errors.update(self.scheduler.fill_masks(rows, filling.masks, slow=True))
         self._end_filling(filling)
 
-    def _fill_others(self, filling: _Filling) -> None:
-        """Begin to fill the masks of the rows that are not begun."""
+    def _fill_others(self, filling: _Filling, consuming: Consuming | None = None) -> None:
+        """Begin to fill the masks of the rows that are not begun, after their matchers have consumed these tokens."""
         filling.rows = self.scheduler.late_rows()
         begun = filling.begun
         others = {row: each for row, each in enumerate(filling.rows.constraints) if row not in begun}
 
         def fill() -> None:
+            if consuming is not None:
+                filling.refused = self.scheduler.consume(consuming)
             filling.errors.update(self.scheduler.fill_masks(others, filling.masks))
             self._end_filling(filling)
 
@@ -211,7 +218,8 @@ class StepLoop:
         finally:
             if filling.begun:
                 self._open_thread.join()
-        self.scheduler.fail_late(filling.rows, filling.errors)
+        self.scheduler.fail(filling.refused)
+        self.scheduler.fail((filling.rows.requests[row], error) for row, error in filling.errors.items())
         if not filling.is_queued:
             self.engine.sample(filling.step.handle, filling.masks)
 

@@ -12,7 +12,8 @@ the row and are not collected yet. Two rules follow from it:
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -112,6 +113,14 @@ class Completed(msgspec.Struct, frozen=True):
 
     def __getitem__(self, rows: NDArray[np.bool_]) -> Completed:
         return Completed(self.slots[rows], self.index[rows], self.tokens[rows], self.finish[rows])
+
+
+class LateRows(NamedTuple):
+    """Rows of one step that need masks."""
+
+    requests: Sequence[Request]
+    constraints: Sequence[Constraint | None]
+    """None: the request has ended."""
 
 
 class RequestTable:
@@ -303,11 +312,13 @@ class RequestTable:
         """The rows of `slots` with a constraint, in their order."""
         return slots[self.late.take(slots)] if self.num_late else NO_PAGES
 
-    def constraints(self, slots: IntArray) -> list[Constraint | None]:
-        """The constraints of late rows for their next tokens; None once a request has ended."""
+    def late_rows(self, slots: IntArray) -> LateRows:
+        """Late rows with the constraints of their next tokens."""
         requests = [self.request(slot) for slot in slots.tolist()]
-        ending = (self.phase.take(slots) == Phase.ENDING).tolist()
-        return [None if ends else request.constraint for request, ends in zip(requests, ending, strict=True)]
+        constraints = [request.constraint for request in requests]
+        for row in np.flatnonzero(self.phase.take(slots) == Phase.ENDING).tolist() if self.unsettled else ():
+            constraints[row] = None
+        return LateRows(requests, constraints)
 
     def settled(self) -> list[int]:
         """PREEMPTING and ENDING slots that are in no launched step any more."""

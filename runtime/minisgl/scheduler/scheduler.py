@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,8 +19,9 @@ from minisgl.scheduler.compiling import GrammarThreads
 from minisgl.scheduler.constraints import (
     Constraint,
     ConstraintError,
-    LateRows,
+    MatcherTokens,
     Vocabulary,
+    advance_all,
     consume_tokens,
     fill_masks,
     open_first,
@@ -29,7 +30,7 @@ from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.scheduler.queue import WaitingQueue
-from minisgl.scheduler.request import ERROR, STOP, Completed, Phase, Request, RequestTable
+from minisgl.scheduler.request import ERROR, STOP, Completed, LateRows, Phase, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
@@ -77,6 +78,17 @@ class _Launched(msgspec.Struct, frozen=True):
     """Those with a constraint."""
 
 
+class Consuming(NamedTuple):
+    """Tokens of a step that matchers have not consumed yet, for `Scheduler.consume`."""
+
+    requests: Sequence[Request]
+    matchers: MatcherTokens
+    """With indices of `requests`."""
+
+
+_NOTHING: Final = Consuming((), MatcherTokens([], []))
+
+
 class Advanced(msgspec.Struct, frozen=True):
     """A step by whose result requests are advanced, for `Scheduler.output`."""
 
@@ -84,6 +96,7 @@ class Advanced(msgspec.Struct, frozen=True):
     sampled: IntArray
     logprobs: RowLogprobs | None
     of_prompts: list[tuple[int, PromptLogprobs]]
+    consuming: Consuming = _NOTHING
 
 
 BeginMasks = Callable[[Mapping[int, Constraint]], None]
@@ -301,18 +314,21 @@ class Scheduler:
         self._growth_share = max(self._growth_share * GROWTH_SHARE_DECAY, GROWTH_SHARE_MIN)
         return plan
 
-    def advance(self, result: StepResult, begin_masks: BeginMasks | None = None) -> Advanced:
+    def advance(self, result: StepResult, begin_masks: BeginMasks | None = None, *, consume: bool = True) -> Advanced:
         """Advance requests by the result of the oldest launched step; `output` follows. `begin_masks` is called with
-        the open rows of the newest launched step, if any, before the tokens of the others are consumed."""
+        the open rows of the newest launched step, if any, before the tokens of the others are consumed. `consume`:
+        False leaves these others to `consume`, before masks are filled and before the next step is advanced."""
         launched = self._launched.popleft()
         assert result.step == launched.step, "results are out of order"
         table = self.table
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.mask, launched.sampled, result.tokens)
         self.counters.generated_tokens += len(done.slots)
-        if len(launched.late):
-            self._consume(done, begin_masks)
-        return Advanced(done, launched.sampled, result.logprobs, of_prompts)
+        consuming = self._advance_constraints(done, begin_masks) if len(launched.late) else _NOTHING
+        if consume:
+            self._fail_refused(done, consuming)
+            consuming = _NOTHING
+        return Advanced(done, launched.sampled, result.logprobs, of_prompts, consuming)
 
     def output(self, advanced: Advanced) -> StepOutput:
         """Messages for clients about a step."""
@@ -360,54 +376,72 @@ class Scheduler:
             failures.append(Failure(request.client, request.id, "engine_error", message))
         return failures
 
-    def _consume(self, done: Completed, begin_masks: BeginMasks | None) -> None:
-        """Advance the constraints of late rows by their new tokens, which may end them: `done.finish` is updated."""
+    def _advance_constraints(self, done: Completed, begin_masks: BeginMasks | None) -> Consuming:
+        """Advance the constraints of late rows by their new tokens, which may end them: `done.finish` is updated.
+        Matchers have consumed the tokens of open rows only."""
         table = self.table
         rows = np.flatnonzero(table.late.take(done.slots) & (done.finish == 0))
         slots = done.slots[rows].tolist()
-        constraints = [constraint for slot in slots if (constraint := table.request(slot).constraint) is not None]
+        requests = [table.request(slot) for slot in slots]
+        constraints = [request.constraint for request in requests if request.constraint is not None]
         tokens = list(zip(constraints, done.tokens[rows].tolist(), strict=True))
         if begin_masks is not None and (first := open_first(constraints)):
-            self._consume_rows(done, rows[first], [tokens[index] for index in first])
+            chosen = [requests[index] for index in first]
+            self._fail_refused(done, self._advance_rows(done, chosen, [tokens[index] for index in first]))
             late = {slot: row for row, slot in enumerate(self._launched[-1].late.tolist())}
             going = [index for index in first if not done.finish[rows[index]] and slots[index] in late]
             if going:
                 begin_masks({late[slots[index]]: constraints[index] for index in going})
-            rows = np.delete(rows, first)
             for index in reversed(first):
-                del tokens[index]
-        self._consume_rows(done, rows, tokens)
+                del tokens[index], requests[index]
+        return self._advance_rows(done, requests, tokens)
 
-    def _consume_rows(self, done: Completed, rows: NDArray[np.intp], tokens: Sequence[tuple[Constraint, int]]) -> None:
-        """`_consume` for some rows of `done`, with their constraints and tokens."""
-        ended, errors = consume_tokens(tokens, self._ready_grammars)
-        for index in (*ended, *errors):
-            row = rows[index]
-            slot = int(done.slots[row])
-            self.table.end(slot)
-            done.finish[row] = ERROR if index in errors else STOP
-            if index in errors:
-                self._constraint_errors[slot] = errors[index]
+    def _advance_rows(
+        self, done: Completed, requests: Sequence[Request], tokens: Sequence[tuple[Constraint, int]]
+    ) -> Consuming:
+        """`_advance_constraints` for some requests with their constraints and tokens."""
+        ended, matchers = advance_all(tokens)
+        for index in ended:
+            self._finish(done, requests[index], STOP)
+        return Consuming(requests, matchers)
+
+    def _fail_refused(self, done: Completed, consuming: Consuming) -> None:
+        """Let matchers consume tokens of a step. Requests end whose matchers refuse them."""
+        for index, error in consume_tokens(consuming.matchers, self._ready_grammars).items():
+            slot = self._finish(done, consuming.requests[index], ERROR)
+            self._constraint_errors[slot] = error
+
+    def _finish(self, done: Completed, request: Request, reason: int) -> int:
+        """End a request with its token in `done`. Returns its slot."""
+        slot = request.slot
+        assert slot is not None
+        self.table.end(slot)
+        done.finish[done.slots == slot] = reason
+        return slot
+
+    def consume(self, consuming: Consuming) -> list[tuple[Request, ConstraintError]]:
+        """Let matchers consume the tokens that `advance` left, on any thread. Returns the requests whose matchers
+        refuse them, for `fail`."""
+        errors = consume_tokens(consuming.matchers, self._ready_grammars)
+        return [(consuming.requests[index], error) for index, error in errors.items()]
 
     def late_rows(self) -> LateRows:
         """Late rows of the newest launched step, once requests are advanced by the results of all earlier ones."""
-        slots = self._launched[-1].late
-        return LateRows(self.table.ids.take(slots).tolist(), self.table.constraints(slots))
+        return self.table.late_rows(self._launched[-1].late)
 
     def fill_masks(
         self, rows: Mapping[int, Constraint | None], masks: IntArray, *, slow: bool = False
     ) -> dict[int, ConstraintError]:
         """Write the masks of some late rows into `masks` [L, words] of all; rows that have ended may sample any token.
-        Returns errors by row, for `fail_late`. Other threads may call it until requests are advanced by the step of
+        Returns errors by row. Other threads may call it until requests are advanced by the step of
         these rows."""
         return fill_masks(rows, masks, self._vocabulary, self._ready_grammars, slow=slow)
 
-    def fail_late(self, rows: LateRows, errors: Mapping[int, ConstraintError]) -> None:
-        """End the requests whose masks failed, unless they have ended. Call it before requests are advanced by their
-        step."""
-        for row, error in errors.items():
-            request = self._unfinished.get(rows.ids[row])
-            if request is not None:
+    def fail(self, errors: Iterable[tuple[Request, ConstraintError]]) -> None:
+        """End the requests that cannot continue, unless they have ended. Call it before requests are advanced by the
+        step whose masks they need."""
+        for request, error in errors:
+            if self._unfinished.get(request.id) is request:
                 self.abort(request.id)
                 self.counters.finished += 1
                 self._notices.failures.append(Failure(request.client, request.id, error.code, error.message))

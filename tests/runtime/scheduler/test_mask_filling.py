@@ -157,6 +157,43 @@ def test_a_mask_that_fails_ends_only_its_request(overlap: bool) -> None:
     check_answers(harness, [answer for answer in answers if answer.failure is None])
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_refused_token_ends_only_its_request(overlap: bool) -> None:
+    harness = Harness(overlap=overlap)
+    answers = constrained(harness)
+    run_steps(harness, 4)
+    harness.grammars.matchers[2].refuses = True
+    harness.run()
+    [failed] = [answer for answer in answers if answer.failure is not None]
+    assert failed.failure is not None and failed.failure.code == "grammar_failed" and "token" in failed.failure.message
+    assert failed.tokens == failed.expected()[: len(failed.tokens)] and failed.finish != "stop"
+    assert harness.scheduler.counters.finished == ROWS
+    check_answers(harness, [answer for answer in answers if answer.failure is None])
+
+
+def test_tokens_are_consumed_beside_the_next_launch() -> None:
+    harness = Harness()
+    answers = constrained(harness)
+    run_steps(harness, 4)
+    consume = harness.grammars.consume
+    launched = defaultdict(threading.Event)
+    newest = harness.engine._queue[-1].step
+    seen: list[bool] = []
+
+    def wait(tokens: Sequence[tuple[Any, int]]) -> list[bool]:
+        following = harness.engine._queue[0].step + 1
+        # The last one of all does not come.
+        if following <= newest + 4:
+            seen.append(launched[following].wait(DEADLINE_SECONDS))
+        return consume(tokens)
+
+    harness.grammars.consume = wait  # type: ignore[method-assign]
+    at_launch(harness, lambda step: launched[step].set())
+    harness.run()
+    assert seen == [True] * 3
+    check_answers(harness, answers)
+
+
 def test_a_request_that_is_aborted_while_its_mask_fails_has_no_other_end() -> None:
     harness = Harness()
     answers = constrained(harness)
