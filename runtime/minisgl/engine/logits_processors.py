@@ -137,6 +137,10 @@ class LogitsProcessorTable:
         """Rows that report log-probabilities of their prompts."""
         self._named: dict[int, IntArray] = {}
         """Tokens by slot that rows report in place of the most likely ones."""
+        self._last_slots: bytes | None = None
+        """Slots of the last step, if no row joined in it and none of them depends on its position."""
+        self._last = _NOTHING
+        """Its work, which is the same for each step of these slots."""
 
     def new_rows(self, slots: IntArray) -> IntArray:
         """[NEW_ROW_COLUMNS, N]: `slots` [N] and their columns of the table, for the device."""
@@ -147,6 +151,19 @@ class LogitsProcessorTable:
 
         `slots` and `positions` [S] are those of the sampled rows; a position counts the tokens before the sampled one.
         """
+        if len(plan.prefill_slots) or plan.new_rows.shape[1]:
+            self._last_slots = None
+            return self._select(plan, slots, positions)
+        key = slots.tobytes()
+        if key != self._last_slots:
+            self._last = self._select(plan, slots, positions)
+            # Masks of `min_tokens` end at a position.
+            depends = np.bitwise_or.reduce(self._stages[slots]) & columns.MASKED
+            self._last_slots = None if depends else key
+        return self._last
+
+    def _select(self, plan: StepPlan, slots: IntArray, positions: IntArray) -> StepProcessors:
+        """`select` for a step whose rows are others than those of the last one, or depend on their positions."""
         joined = self._join(plan) if plan.new_rows.shape[1] else []
         prompts = list(self._segments(plan)) if self._prompts and len(plan.prefill_slots) else []
         found = self._stages[slots]
