@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, quantiles
 from typing import Any, Final
 
 import numpy as np
@@ -153,9 +153,10 @@ def main() -> None:
                 # The first run warms up.
                 for part, values in times.items() if run else ():
                     totals[part] += values
-            print(f"{kind}: mean, median per step in µs of CPU time")
+            print(f"{kind}: number, 10th percentile, median, mean; µs of CPU time per step")
             for part, values in totals.items():
-                print(f"  {part:>16}  {len(values):5}  {fmean(values):7.1f}  {median(values):7.1f}")
+                figures = (quantiles(values, n=10)[0], median(values), fmean(values))
+                print(f"  {part:>16}  {len(values):5}  " + "  ".join(f"{figure:7.1f}" for figure in figures))
         grammars.close()
 
 

@@ -64,7 +64,7 @@ class Grammars:
             for matcher, row in matchers:
                 matcher.raw.unsafe_compute_mask_ptr(address + row * row_bytes, row_bytes)
         else:
-            targets = [(matcher.raw, row) for matcher, row in sorted(matchers, key=_instance)]
+            targets = [(matchers[index][0].raw, matchers[index][1]) for index in _by_instance(matchers)]
             self._executor.unsafe_compute_mask_ptr(targets, address, row_bytes, masks.shape[0])
         everywhere = len(matchers) == len(masks)
         self._tokenizer.clear_padding(masks, slice(None) if everywhere else [row for _, row in matchers])
@@ -75,14 +75,15 @@ class Grammars:
         """`Matcher.consume` for many matchers, without the GIL unless they are few."""
         if len(tokens) <= _FEW_TOKENS:
             return [matcher.raw.consume_token(token) for matcher, token in tokens]
-        order = sorted(range(len(tokens)), key=lambda index: tokens[index][0].instance)
-        consumed = self._executor.consume_token_par([(tokens[i][0].raw, tokens[i][1]) for i in order])
-        accepted = [False] * len(tokens)
-        for index, is_accepted in zip(order, consumed, strict=True):
-            accepted[index] = is_accepted
-        return accepted
+        order = _by_instance(tokens)
+        consumed = self._executor.consume_token_par([(tokens[index][0].raw, tokens[index][1]) for index in order])
+        if all(consumed):
+            return consumed
+        accepted = dict(zip(order, consumed, strict=True))
+        return [accepted[index] for index in range(len(tokens))]
 
 
-def _instance(entry: tuple[Matcher, int]) -> int:
-    """Sort key: threads take neighbours, which then seldom wait for one another."""
-    return entry[0].instance
+def _by_instance(entries: Sequence[tuple[Matcher, int]]) -> Sequence[int]:
+    """Indices in the order of instances: threads take neighbours, which then seldom wait for one another."""
+    instances = [matcher.instance for matcher, _ in entries]
+    return sorted(range(len(entries)), key=instances.__getitem__)

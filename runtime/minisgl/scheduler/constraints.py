@@ -109,11 +109,15 @@ class Constraint:
             or (reasoning is not None and (reasoning.forced is not None or reasoning.opener is not None))
         )
         """`restrict` has to complete the next mask."""
+        self._is_plain = self.follows_grammar and not self.restricts and reasoning is None
+        """Nothing but the matcher depends on the tokens from here on, as in most rows."""
 
     def advance(self, token: int) -> Matcher | None:
         """Advance by a generated token that did not end the request. Returns the matcher that must consume it, unless
         the answer `has_ended`."""
         matcher = self.matcher
+        if self._is_plain:
+            return matcher
         if self._reasoning is not None and self._reasoning.consume(token):
             matcher = None
         # Only `ignore_eos` lets an EOS come here.

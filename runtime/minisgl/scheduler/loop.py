@@ -144,6 +144,7 @@ class StepLoop:
             output = self.scheduler.output(self.scheduler.advance(result))
             self._fill_masks(following)
             return output
+        self._thread.wake()
         filling = self._new_filling(following)
 
         def begin(rows: Mapping[int, Constraint]) -> None:
@@ -182,8 +183,9 @@ class StepLoop:
     def _fill_others(self, filling: _Filling, consuming: Consuming | None = None) -> None:
         """Begin to fill the masks of the rows that are not begun, after their matchers have consumed these tokens."""
         filling.rows = self.scheduler.late_rows()
-        begun = filling.begun
-        others = {row: each for row, each in enumerate(filling.rows.constraints) if row not in begun}
+        others = dict(enumerate(filling.rows.constraints))
+        for row in filling.begun:
+            del others[row]
 
         def fill() -> None:
             if consuming is not None:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Final
 
 import msgspec
 
 Task = Callable[[], None]
 
 
+class _Wake:
+    """Takes the place of a task, and is none."""
+
+
+_WAKE: Final = _Wake()
+
+
 class _Shared(msgspec.Struct):
     """State of the thread, which does not refer to its owner: the thread ends when the owner is dropped."""
 
-    tasks: SimpleQueue[Task | None]
+    tasks: SimpleQueue[Task | _Wake | None]
     begun: threading.Lock
     done: threading.Lock
     error: BaseException | None = None
@@ -25,6 +33,11 @@ class MaskThread:
 
     def __init__(self) -> None:
         self._shared: _Shared | None = None
+
+    def wake(self) -> None:
+        """Wake the thread for a task that `start` will soon give it: it then waits only for the interpreter lock."""
+        if self._shared is not None:
+            self._shared.tasks.put(_WAKE)
 
     def start(self, task: Task) -> None:
         """Start a task, after `join` of the one before. It has begun when this returns, since a thread that only waits
@@ -57,6 +70,8 @@ def _locked() -> threading.Lock:
 
 def _run(shared: _Shared) -> None:
     while (task := shared.tasks.get()) is not None:
+        if isinstance(task, _Wake):
+            continue
         shared.begun.release()
         try:
             task()

@@ -171,6 +171,10 @@ class RequestTable:
         self._may_end: IntArray = np.zeros(vocab_size + 1, np.int32)
         self._may_end[[token for token in eos_ids if 0 <= token < vocab_size]] = 1
         self._may_end[-1] = 1
+        # The rows of most steps are those of the step before.
+        self._late_key: bytes | None = None
+        """Slots of `_late_rows`, until a request joins or ends."""
+        self._late_rows = LateRows((), ())
 
     @property
     def has_free_row(self) -> bool:
@@ -211,6 +215,7 @@ class RequestTable:
         if request.preemptions:
             self._resumed.add(slot)
         self.num_in_use += 1
+        self._late_key = None
         self.late[slot] = is_late = request.is_late
         self.num_late += is_late
         self._may_end[list(request.stop_token_ids)] += 1
@@ -298,6 +303,7 @@ class RequestTable:
         """PREFILL, DECODE or PREEMPTING → ENDING."""
         assert self.phase[slot] not in (Phase.EMPTY, Phase.ENDING), "a row ended twice"
         self.phase[slot] = Phase.ENDING
+        self._late_key = None
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
 
@@ -314,11 +320,14 @@ class RequestTable:
 
     def late_rows(self, slots: IntArray) -> LateRows:
         """Late rows with the constraints of their next tokens."""
-        requests = [self.request(slot) for slot in slots.tolist()]
-        constraints = [request.constraint for request in requests]
-        for row in np.flatnonzero(self.phase.take(slots) == Phase.ENDING).tolist() if self.unsettled else ():
-            constraints[row] = None
-        return LateRows(requests, constraints)
+        key = slots.tobytes()
+        if key != self._late_key:
+            requests = [self.request(slot) for slot in slots.tolist()]
+            constraints = [request.constraint for request in requests]
+            for row in np.flatnonzero(self.phase.take(slots) == Phase.ENDING).tolist():
+                constraints[row] = None
+            self._late_key, self._late_rows = key, LateRows(requests, constraints)
+        return self._late_rows
 
     def settled(self) -> list[int]:
         """PREEMPTING and ENDING slots that are in no launched step any more."""

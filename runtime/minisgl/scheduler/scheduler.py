@@ -96,7 +96,8 @@ class Advanced(msgspec.Struct, frozen=True):
     sampled: IntArray
     logprobs: RowLogprobs | None
     of_prompts: list[tuple[int, PromptLogprobs]]
-    consuming: Consuming = _NOTHING
+    consuming: Consuming
+    """Consumed already, unless the caller of `advance` does it."""
 
 
 BeginMasks = Callable[[Mapping[int, Constraint]], None]
@@ -324,10 +325,11 @@ class Scheduler:
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.mask, launched.sampled, result.tokens)
         self.counters.generated_tokens += len(done.slots)
-        consuming = self._advance_constraints(done, begin_masks) if len(launched.late) else _NOTHING
-        if consume:
-            self._fail_refused(done, consuming)
-            consuming = _NOTHING
+        consuming = _NOTHING
+        if len(launched.late):
+            consuming = self._advance_constraints(done, begin_masks)
+            if consume:
+                self._fail_refused(done, consuming)
         return Advanced(done, launched.sampled, result.logprobs, of_prompts, consuming)
 
     def output(self, advanced: Advanced) -> StepOutput:
@@ -381,20 +383,20 @@ class Scheduler:
         Matchers have consumed the tokens of open rows only."""
         table = self.table
         rows = np.flatnonzero(table.late.take(done.slots) & (done.finish == 0))
-        slots = done.slots[rows].tolist()
-        requests = [table.request(slot) for slot in slots]
-        constraints = [request.constraint for request in requests if request.constraint is not None]
+        slots = done.slots[rows]
+        requests, late_constraints = table.late_rows(slots)
+        constraints = [constraint for constraint in late_constraints if constraint is not None]
         tokens = list(zip(constraints, done.tokens[rows].tolist(), strict=True))
-        if begin_masks is not None and (first := open_first(constraints)):
-            chosen = [requests[index] for index in first]
-            self._fail_refused(done, self._advance_rows(done, chosen, [tokens[index] for index in first]))
-            late = {slot: row for row, slot in enumerate(self._launched[-1].late.tolist())}
-            going = [index for index in first if not done.finish[rows[index]] and slots[index] in late]
-            if going:
-                begin_masks({late[slots[index]]: constraints[index] for index in going})
-            for index in reversed(first):
-                del tokens[index], requests[index]
-        return self._advance_rows(done, requests, tokens)
+        if begin_masks is None or not (first := open_first(constraints)):
+            return self._advance_rows(done, requests, tokens)
+        chosen = [requests[index] for index in first]
+        self._fail_refused(done, self._advance_rows(done, chosen, [tokens[index] for index in first]))
+        late = {slot: row for row, slot in enumerate(self._launched[-1].late.tolist())}
+        going = {index: slot for index in first if not done.finish[rows[index]] and (slot := int(slots[index])) in late}
+        if going:
+            begin_masks({late[slot]: constraints[index] for index, slot in going.items()})
+        others = sorted(set(range(len(tokens))).difference(first))
+        return self._advance_rows(done, [requests[index] for index in others], [tokens[index] for index in others])
 
     def _advance_rows(
         self, done: Completed, requests: Sequence[Request], tokens: Sequence[tuple[Constraint, int]]
