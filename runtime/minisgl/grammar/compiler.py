@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.lark import TOKEN_IDS
 from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.matcher import Matcher
 from minisgl.grammar.threads import deep_threads
@@ -132,7 +133,7 @@ class GrammarCompiler:
         raw = LLMatcher(self._tokenizer.tokens, text, log_level=0, limits=LIMITS)
         if raw.is_error():
             raise GrammarError("invalid_grammar", raw.get_error())
-        compiled = Matcher(raw, self._tokenizer)
+        compiled = Matcher(raw, self._tokenizer, names_tokens=TOKEN_IDS in text)
         # The first mask takes longest, and shows whether any answer is possible.
         mask = np.zeros(self._tokenizer.mask_words, np.int32)
         try:

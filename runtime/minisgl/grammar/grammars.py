@@ -66,8 +66,8 @@ class Grammars:
         else:
             targets = [(matchers[index][0].raw, matchers[index][1]) for index in _by_instance(matchers)]
             self._executor.unsafe_compute_mask_ptr(targets, address, row_bytes, masks.shape[0])
-        everywhere = len(matchers) == len(masks)
-        self._tokenizer.clear_padding(masks, slice(None) if everywhere else [row for _, row in matchers])
+        if named := [row for matcher, row in matchers if matcher.names_tokens]:
+            self._tokenizer.clear_padding(masks, named)
         failed = [(matcher, row) for matcher, row in matchers if matcher.raw.is_error()]
         return {row: error for matcher, row in failed if (error := matcher.error()) is not None}
 

@@ -18,6 +18,9 @@ from minisgl.grammar.schema.reader import Schema
 ANY_TEXT: Final = "/(?s:.*)/"
 """Any text without special tokens, also none."""
 
+TOKEN_IDS: Final = "<["
+"""Beginning of an expression for token ids, and of nothing else outside of texts."""
+
 WHITESPACE: Final = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
 """Whitespace at each place in a JSON text where it is allowed: as people indent, and bounded, since a model that
 repeats whitespace would otherwise never come to an end."""
@@ -43,7 +46,7 @@ def literal(text: str) -> str:
 
 def special_token(token_id: int) -> str:
     """Return an expression for a special token; a text never matches one, even where the text is its name."""
-    return f"<[{token_id}]>"
+    return f"{TOKEN_IDS}{token_id}]>"
 
 
 def json_schema(schema: Schema, *, compact: bool = False) -> str:

@@ -15,19 +15,24 @@ from minisgl.grammar.tokenizer import GrammarTokenizer
 class Matcher:
     """State of one answer. Copies are cheap and share what was computed of the grammar."""
 
-    __slots__ = ("__weakref__", "_tokenizer", "answers", "instance", "raw")
+    __slots__ = ("__weakref__", "_tokenizer", "answers", "instance", "names_tokens", "raw")
 
-    def __init__(self, raw: LLMatcher, tokenizer: GrammarTokenizer, instance: int = 0) -> None:
-        """Take over a matcher without errors. `instance`: number of the compiled instance of its grammar."""
+    def __init__(
+        self, raw: LLMatcher, tokenizer: GrammarTokenizer, instance: int = 0, *, names_tokens: bool = True
+    ) -> None:
+        """Take over a matcher without errors. `instance`: number of the compiled instance of its grammar.
+        `names_tokens`: the grammar may name token ids, so that its masks need `GrammarTokenizer.clear_padding`."""
         self.raw = raw
         self.instance = instance
+        self.names_tokens = names_tokens
         self.answers: Sized = ()
         """Matchers in use of its instance."""
         self._tokenizer = tokenizer
 
     def copy(self, instance: int | None = None) -> Matcher:
         """Return an independent matcher in the same state; `instance`: another number for it."""
-        return Matcher(self.raw.deep_copy(), self._tokenizer, self.instance if instance is None else instance)
+        instance = self.instance if instance is None else instance
+        return Matcher(self.raw.deep_copy(), self._tokenizer, instance, names_tokens=self.names_tokens)
 
     def consume(self, token: int) -> bool:
         """Advance by a sampled token. False: the grammar does not allow it; the matcher must not be used again."""

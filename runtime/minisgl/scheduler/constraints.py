@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 _OPEN_SHARE: Final = 0.05
 """Share of the vocabulary from which on a mask is open. Nine in ten of the masks that take longest follow such a mask,
 because they are of free text too."""
-_SAMPLED_WORDS: Final = 128
-"""Words of each mask that are counted for that."""
+_SAMPLED_WORDS: Final = 7
+"""Words of each mask that are counted for that. For arrays of more than 500 elements numpy releases the interpreter
+lock, which would make the step loop and this thread wait for each other."""
 
 _MANY_TOKENS: Final = 32
 """Tokens that take about as long to consume as another thread to wake."""
@@ -177,7 +178,7 @@ def open_first(constraints: Sequence[Constraint]) -> list[int]:
 
 def note_open(constraints: Sequence[Constraint | None], masks: IntArray) -> None:
     """Note whose masks [len(constraints), words] were open."""
-    sample = masks[:, :: max(masks.shape[1] // _SAMPLED_WORDS, 1)].view(np.uint32)
+    sample = masks[:, :: max(masks.shape[1] // _SAMPLED_WORDS, 1)][:, :_SAMPLED_WORDS].view(np.uint32)
     allowed = np.bitwise_count(sample).sum(axis=1)
     is_open = (allowed > _OPEN_SHARE * 32 * sample.shape[1]).tolist()
     for constraint, was_open in zip(constraints, is_open, strict=True):

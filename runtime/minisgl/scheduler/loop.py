@@ -220,8 +220,9 @@ class StepLoop:
         finally:
             if filling.begun:
                 self._open_thread.join()
-        self.scheduler.fail(filling.refused)
-        self.scheduler.fail((filling.rows.requests[row], error) for row, error in filling.errors.items())
+        if filling.refused or filling.errors:
+            self.scheduler.fail(filling.refused)
+            self.scheduler.fail((filling.rows.requests[row], error) for row, error in filling.errors.items())
         if not filling.is_queued:
             self.engine.sample(filling.step.handle, filling.masks)
 
