@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
+
+_KEPT_VIEWS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,9 @@ class PackedStep:
         parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts()
         self._graph_parts = len(parts)
         self._parts = [*parts, *self._processor_parts(), *self._update_parts()]
-        self.size = sum(map(len, self._parts))
+        self.lengths = tuple(map(len, self._parts))
+        """Lengths of the parts of the buffer."""
+        self.size = sum(self.lengths)
 
     @property
     def num_decode(self) -> int:
@@ -103,7 +108,7 @@ class PackedStep:
     @property
     def graph_size(self) -> int:
         """Size of the parts that a CUDA graph reads."""
-        return sum(map(len, self._parts[: self._graph_parts]))
+        return sum(self.lengths[: self._graph_parts])
 
     def _pad(self, size: StepSize) -> None:
         rows = size.decode - len(self.decode_slots)
@@ -174,6 +179,11 @@ class PackedStep:
         plan = self._plan
         return [plan.page_updates.ravel(), self._new_rows, plan.poison_pages, self.processors.packed()]
 
+    @property
+    def depends_on_lengths(self) -> bool:
+        """Views of this step are those of any other one that has the same `lengths` in the same buffer."""
+        return self._cascade is None and not self.processors.changes
+
     def write(self, buffer: IntArray) -> None:
         """Pack into `buffer` [size] int32."""
         np.concatenate(self._parts, out=buffer, casting="same_kind")
@@ -186,7 +196,7 @@ class PackedStep:
 
     def view(self, buffer: torch.Tensor) -> DeviceStep:
         """Slices of the packed `buffer` [≥ size] int32 on the device."""
-        parts = iter(torch.split(buffer[: self.size], [len(part) for part in self._parts]))
+        parts = iter(torch.split(buffer[: self.size], list(self.lengths)))
         return DeviceStep(
             slots=next(parts),
             positions=next(parts),
@@ -211,6 +221,27 @@ class PackedStep:
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:
         return None if self._cascade is None else self._cascade.view(part, self.num_decode)
+
+
+class StepViews:
+    """Views of one buffer for the steps that are packed into it. They are kept by the lengths of the parts: most decode
+    steps differ in the number of page updates only, and to make views takes the host a tenth of a launch."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        """`buffer` [≥ size of each step] int32, on the device."""
+        self._buffer = buffer
+        self._kept: dict[tuple[int, ...], DeviceStep] = {}
+
+    def of(self, packed: PackedStep) -> DeviceStep:
+        """The same as `PackedStep.view`."""
+        if not packed.depends_on_lengths:
+            return packed.view(self._buffer)
+        step = self._kept.get(packed.lengths)
+        if step is None:
+            if len(self._kept) >= _KEPT_VIEWS:
+                self._kept.clear()
+            step = self._kept[packed.lengths] = packed.view(self._buffer)
+        return step
 
 
 def _extended(values: IntArray, count: int, fill: int = 0) -> IntArray:

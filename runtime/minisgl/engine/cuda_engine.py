@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.audit import check_hashes, gather_hashes
-from minisgl.engine.batch import PackedStep
+from minisgl.engine.batch import PackedStep, StepViews
 from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.host_signal import HostSignal
 from minisgl.engine.interface import EngineLimits, EngineStats
@@ -217,6 +217,7 @@ class CudaEngine:
         # updates.
         capacity = 4 * max_step_tokens + 32 * limits.max_running + 1024
         self._upload = torch.zeros(capacity, dtype=torch.int32, device=runner.tables.page_table.device)
+        self._views = StepViews(self._upload)
         self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
         self._masks = _Masks(limits.max_running, limits.vocab_size, self._upload.device)
         self._launched = 0
@@ -271,7 +272,7 @@ class CudaEngine:
         self._graphs.clear()
         self._parallel.close()
         # Free weights and pool even if a reference to this engine remains.
-        del self.runner, self._upload, self._ring, self._masks
+        del self.runner, self._upload, self._views, self._ring, self._masks
         torch.cuda.empty_cache()
 
     def _launch(self, plan: StepPlan) -> _Staging:
@@ -308,8 +309,11 @@ class CudaEngine:
         return self._sampling.find(graph, processors) is not None
 
     def _replay(self, plan: StepPlan, graph: StepGraph, packed: PackedStep, buffer: torch.Tensor) -> PlainSample:
-        runner, step = self.runner, packed.view(buffer)
-        if buffer is not self._upload:
+        runner = self.runner
+        if buffer is self._upload:
+            step = self._views.of(packed)
+        else:
+            step = packed.view(buffer)
             # The graph reads its inputs at the address of its capture.
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(step)

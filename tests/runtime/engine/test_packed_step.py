@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout
-from minisgl.engine.batch import DeviceStep, PackedStep
+from minisgl.engine.batch import DeviceStep, PackedStep, StepViews
 from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import StepPlan
@@ -58,6 +60,39 @@ def test_steps_with_segments_may_share_as_well() -> None:
 def test_groups_are_ignored_without_a_layout() -> None:
     packed, step = _packed(make_plan(0, decode=DECODE, prefixes=[PREFIX]), 8, None)
     assert step.cascade is None and packed.graph_size == 6 * 8 + 1
+
+
+def test_kept_views_are_those_of_the_step() -> None:
+    tables = Tables(40, 8, 99, 100, torch.device("cpu"))
+    buffer = torch.zeros(1000, dtype=torch.int32)
+    views = StepViews(buffer)
+    plans = [
+        make_plan(0, decode=DECODE, pages=[(3, 1, 7)]),
+        make_plan(1, decode=DECODE, pages=[(5, 1, 6)]),
+        make_plan(2, decode=DECODE, prefixes=[PREFIX], pages=[(5, 1, 6)]),
+        make_plan(3, decode=DECODE[:2]),
+        make_plan(4, decode=DECODE[:2], prefill=[Segment(2, 0, [7, 8, 9])]),
+        make_plan(5, decode=DECODE, pages=[(5, 1, 6), (8, 1, 2)]),
+    ]
+    seen = []
+    for plan in (*plans, *plans):
+        layout = LAYOUT if len(plan.shared_prefixes) else None
+        packed = PackedStep(plan, tables, None if len(plan.prefill_slots) else StepSize(6), layout)
+        packed.write(buffer.numpy()[: packed.size])
+        kept, fresh = views.of(packed), packed.view(buffer)
+        for field in fields(DeviceStep):
+            if field.name not in ("changes", "cascade"):
+                assert torch.equal(getattr(kept, field.name), getattr(fresh, field.name)), field.name
+        assert (kept.changes is None, kept.cascade is None) == (fresh.changes is None, fresh.cascade is None)
+        seen.append(kept)
+    assert [index for index, step in enumerate(seen) if any(step is one for one in seen[:index])] == [
+        1,
+        6,
+        7,
+        9,
+        10,
+        11,
+    ]
 
 
 def _inputs(step: DeviceStep) -> tuple[torch.Tensor, ...]:
