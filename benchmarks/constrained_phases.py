@@ -40,7 +40,8 @@ class Phases:
             (engine, "sample", "sample"),
             (loop, "_finish_filling", "wait for masks"),
         ]
-        for owner, name, part in parts:
+        # A tree to compare with may lack some.
+        for owner, name, part in (each for each in parts if hasattr(each[0], each[1])):
             setattr(owner, name, self._timed(getattr(owner, name), part))
 
     def _timed(self, call: Callable[..., Any], part: str) -> Callable[..., Any]:
