@@ -1,8 +1,8 @@
 """Products of batches with FP8 weights in blocks: `python benchmarks/fp8_batch.py 14b --rows 64 256`.
 
 Times are µs of one call in a CUDA graph, with weights that do not stay in the L2 cache: cuBLAS, the kernel for up to 64
-rows (`few`), and the one for more (`batch`, with its share: whole tiles, parts, parts of a tile, blocks of a part).
-With --splits other shares are timed, too. `chosen` is what the engine takes.
+rows (`few`), and the one for more (`batch`, with its share: groups of 64 rows in a tile, whole tiles, parts, parts of a
+tile, blocks of a part). With --splits all shares are timed. `chosen` is what the engine takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, share, takes_batch
+from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, share, shares, takes_batch
 from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
 from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
 from minisgl.kernels.quantize_rows import quantize_rows
@@ -48,18 +48,6 @@ def in_batch(x: Fp8Rows, work: Share, weight: Fp8Weight) -> torch.Tensor:
     return fp8_batch(x, weight.values, weight.scales, work)
 
 
-def other_shares(rows: int, outputs: int, inputs: int, chosen: Share, programs: int) -> list[Share]:
-    """Shares with other numbers of parts."""
-    tiles = chosen.whole + chosen.parts // chosen.splits
-    found = {Share(tiles, 0, 1, inputs // BLOCK)}
-    for splits in range(2, 17):
-        blocks = 4 * math.ceil(inputs // BLOCK / (4 * splits))
-        parts, rest = math.ceil(inputs // BLOCK / blocks), tiles % programs
-        if parts > 1 and 0 < rest * parts <= 2 * programs:
-            found.add(Share(tiles - rest, rest * parts, parts, blocks))
-    return sorted(found - {chosen})
-
-
 def measure(name: str, rows: int, outputs: int, inputs: int, splits: bool) -> float:
     """Print the times of a product; returns the time of what the engine takes."""
     programs = multiprocessors(torch.device("cuda"))
@@ -75,7 +63,7 @@ def measure(name: str, rows: int, outputs: int, inputs: int, splits: bool) -> fl
     if tile is not None:
         add("few", lambda weight: fp8_linear(x, weight.values, weight.scales, tile))
     chosen = share(rows, outputs, inputs, programs)
-    for work in (chosen, *(other_shares(rows, outputs, inputs, chosen, programs) if splits else ())):
+    for work in shares(rows, outputs, inputs, programs) if splits else (chosen,):
         add(f"batch {tuple(work)}", partial(in_batch, x, work))
     taken = "few" if tile is not None else "cublas"
     if takes_batch(rows, outputs, inputs, programs):
@@ -93,7 +81,7 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, nargs="+", default=[16, 64, 65, 96, 128, 160, 192, 256, 512, 1024, 2048, 8192]
     )
-    parser.add_argument("--splits", action="store_true", help="time other shares, too")
+    parser.add_argument("--splits", action="store_true", help="time all shares")
     args = parser.parse_args()
     print(torch.cuda.get_device_name())
     for rows in args.rows:

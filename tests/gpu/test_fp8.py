@@ -78,7 +78,7 @@ def test_a_product(rows: int, tile: Tile) -> None:
     assert_near(ours if tile.splits == 1 else ours.sum(0), exact(x, weight))
 
 
-@pytest.mark.parametrize("rows", sized([16, 17, 33, 64, 65, 80, 128, 129, 200, 1001], [17, 64, 65, 129]))
+@pytest.mark.parametrize("rows", sized([16, 17, 33, 64, 65, 80, 128, 129, 192, 200, 1001], [17, 64, 65, 129]))
 @pytest.mark.parametrize(
     ("outputs", "inputs"),
     sized([(512, 128), (768, 896), (256, 17408), (17152, 1024)], [(512, 128), (768, 896), (256, 3072)]),
@@ -86,13 +86,14 @@ def test_a_product(rows: int, tile: Tile) -> None:
 def test_a_product_of_a_batch(rows: int, outputs: int, inputs: int) -> None:
     """Also where programs share tiles: their sums have always the same bits, and the counters are zero again."""
     x, weight = quantize_rows(draw(rows, inputs, dtype=torch.bfloat16, device=CUDA)), weight_of(outputs, inputs)
-    chosen = share(rows, outputs, inputs, multiprocessors(CUDA))
     blocks = inputs // BLOCK
-    tiles = -(-rows // (128 if rows > 64 else 64)) * (outputs // (128 if rows > 64 else 256))
-    whole = Share(tiles, 0, 1, blocks)
-    halves = Share(0, 2 * tiles, 2, -(-blocks // 8) * 4)
-    shared = [halves] if blocks > 4 and tiles < multiprocessors(CUDA) else []
-    for work in (chosen, whole, *shared):
+    shares = [share(rows, outputs, inputs, multiprocessors(CUDA))]
+    for tall in (2, 3) if rows > 64 else (1,):
+        tiles = -(-rows // (64 * tall)) * (outputs // (256 if tall == 1 else 128))
+        shares.append(Share(tall, tiles, 0, 1, blocks))
+        if blocks > 4 and tiles < multiprocessors(CUDA):
+            shares.append(Share(tall, 0, 2 * tiles, 2, -(-blocks // 8) * 4))
+    for work in shares:
         with poisoned_outputs():
             ours = fp8_batch(x, weight.values, weight.scales, work)
             again = fp8_batch(x, weight.values, weight.scales, work)

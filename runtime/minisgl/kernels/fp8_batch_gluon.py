@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """x W^T in FP8 on Hopper for many rows, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights.
 
-One program per multiprocessor computes tile after tile. One warp copies blocks of 128 inputs ahead. Two groups of
-four warps multiply 64 rows × 128 outputs each: the two halves of a tile of 128 × 128 or, up to 64 rows, of 64 × 256.
-The product of a block begins before the last one is scaled and added in float32: the tensor cores keep only 14 bits
-of a sum of FP8 products.
+One program per multiprocessor computes tile after tile. One warp copies blocks of 128 inputs ahead. Groups of four
+warps multiply 64 rows × 128 outputs each: two the halves of a tile of 128 × 128 or, up to 64 rows, of 64 × 256, or
+three the thirds of a tile of 192 × 128. Products are scaled and added in float32 block by block: the tensor cores keep
+only 14 bits of a sum of FP8 products. One of two groups begins the product of a block before it adds the last one. One
+of three has too few registers for that, and adds while the others multiply.
 
 Where the tiles are no multiple of the programs, several programs share the inputs of each of the remaining ones. They
 do so first, and add the partial sums up last, each its part of the tile and always in the same order. So hardly any
@@ -38,27 +39,31 @@ _TOGETHER = gl.constexpr(4)
 """Blocks of inputs in a turn of the loop, at whose end no product is under way."""
 _ROW_TILES = gl.constexpr(16)
 """Tiles of rows that take the same weights one after the other, from the L2 cache."""
-_STAGES = {1: 4, 2: 5}
-"""Blocks of inputs that fit into shared memory, by halves of rows in a tile."""
+_STAGES = {1: 4, 2: 5, 3: 4}
+"""Blocks of inputs that fit into shared memory, by groups of 64 rows in a tile."""
 _FEWEST_ROWS = 16
 _MOST_SPLITS = 16
 _MOST_WAVES = 2
 """Most parts of tiles per program."""
 _PART_BLOCKS = 12
 """Blocks that a program could multiply in the time in which it stores and adds up partial sums."""
-_FASTER = 0.87
-"""Share of cuBLAS's blocks in turn up to which this kernel is faster. A block takes longer than in cuBLAS, where
-several programs receive the same rows or weights together."""
-_REGISTERS = 168
+_BLOCK_TIME = {1: 1.9, 2: 1.15, 3: 1.55}
+"""Time of a block in relation to one of 128 × 128 in cuBLAS, by groups of 64 rows in a tile. In cuBLAS several programs
+receive the same rows or weights together."""
+_MOST_CELLS = 3
+"""Most products of 64 rows × 128 outputs in a tile."""
+_REGISTERS = {1: 168, 2: 168, 3: 128}
 """Registers of a thread at the launch; groups of warps then pass them on to those that multiply."""
-_MULTIPLYING = gl.constexpr(240)
+_OF_TWO = gl.constexpr(240)
+_OF_THREE = gl.constexpr(160)
 _COPYING = gl.constexpr(24)
 
 
 class Share(NamedTuple):
-    """Work of all programs: `whole` tiles, each by one program, and others in `parts`, `splits` for each tile, of
-    `blocks` blocks of inputs."""
+    """Work of all programs in tiles of `tall` times 64 rows: `whole` tiles, each by one program, and others in `parts`,
+    `splits` for each tile, of `blocks` blocks of inputs."""
 
+    tall: int
     whole: int
     parts: int
     splits: int
@@ -96,12 +101,12 @@ def _first_row(m, half, rows, TALL: gl.constexpr):
 
 
 @gluon.jit
-def _copy_blocks(
-    x, w, x_scales, x_ring, w_ring, scale_ring, arrived, free, rows, row_tiles, output_tiles, blocks, whole, parts,
-    splits, part_blocks, TALL: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _copy_blocks(memory, rings, work, rows, TALL: gl.constexpr, STAGES: gl.constexpr):
     """Copy the blocks of all units of this program. The weights of the first ones are on their way already."""
-    WIDE: gl.constexpr = 3 - TALL
+    x, w, x_scales = memory
+    x_ring, w_ring, scale_ring, arrived, free = rings
+    row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks = work
+    WIDE: gl.constexpr = 2 if TALL == 1 else 1
     BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + 4) + WIDE * _BLOCK * _BLOCK
     count = 0
     for unit in range(gl.program_id(0), _units(whole, parts), gl.num_programs(0)):
@@ -128,26 +133,27 @@ def _copy_blocks(
 
 
 @gluon.jit
-def _multiply(
-    x_ring, w_ring, arrived, count, zero, X_HALF: gl.constexpr, W_HALF: gl.constexpr, TALL: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
+def _multiply(rings, count, zero, CELL: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr):
     """Begin the product of a block, once it is there."""
+    x_ring, w_ring, _, arrived, _ = rings
+    WIDE: gl.constexpr = 2 if TALL == 1 else 1
     slot = count % STAGES
     mbarrier.wait(arrived.index(slot), count // STAGES & 1)
-    mine = x_ring.index(TALL * slot + X_HALF)
-    weights = w_ring.index((3 - TALL) * slot + W_HALF)
-    return warpgroup_mma(mine, weights.permute((1, 0)), zero, use_acc=False, is_async=True)
+    rows = x_ring.index(TALL * slot + CELL // WIDE)
+    weights = w_ring.index(WIDE * slot + CELL % WIDE)
+    return warpgroup_mma(rows, weights.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _add(
-    total, part, factor, scale_ring, free, count, layout: gl.constexpr, OTHERS: gl.constexpr, X_HALF: gl.constexpr,
-    TALL: gl.constexpr, STAGES: gl.constexpr,
+    total, part, factor, rings, count, OTHERS: gl.constexpr, CELL: gl.constexpr, TALL: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Wait for a product, while OTHERS may go on, and add it."""
+    _, _, scale_ring, _, free = rings
     slot = count % STAGES
-    of_rows = scale_ring.index(TALL * slot + X_HALF).permute((1, 0)).load(layout) * factor
+    scales = scale_ring.index(TALL * slot + (CELL if TALL > 1 else 0))
+    of_rows = scales.permute((1, 0)).load(total.type.layout) * factor
     part = warpgroup_mma_wait(OTHERS, deps=[part])
     mbarrier.arrive(free.index(slot))
     total += part * of_rows
@@ -156,7 +162,9 @@ def _add(
 
 
 @gluon.jit
-def _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, HALF: gl.constexpr):
+def _add_parts(
+    sums, counter, out, unit, row, column, splits, rows, outputs, CELL: gl.constexpr, CELLS: gl.constexpr
+):
     """Add up some of the rows from `row` on, eight at a time, after all programs that share the tile have stored their
     sums. The last one sets the counter to zero."""
     SIZE: gl.constexpr = _HALF * _BLOCK
@@ -171,7 +179,7 @@ def _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, HAL
         total = gl.zeros([128, 8], gl.float32, layout=layout)
         for split in range(splits):
             # Not from the L1 cache, which may hold older values.
-            place = sums + ((first + split) * 2 + HALF).to(gl.int64) * SIZE + inside
+            place = sums + ((first + split) * CELLS + CELL).to(gl.int64) * SIZE + inside
             total += gl.load(place, cache_modifier=".cg")
         rows_of = row + eight * 8 + entry % 8
         columns_of = column + entry // 8 * 8 + inner
@@ -183,18 +191,17 @@ def _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, HAL
 
 
 @gluon.jit
-def _multiply_units(
-    HALF: gl.constexpr, w_scales, out, out_tiles, staging, sums, counters, x_ring, w_ring, scale_ring, arrived, free,
-    rows, outputs, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks, TALL: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Compute half of each unit of this program."""
-    WIDE: gl.constexpr = 3 - TALL
-    X_HALF: gl.constexpr = HALF if TALL == 2 else 0
-    W_HALF: gl.constexpr = HALF if WIDE == 2 else 0
+def _multiply_units(CELL: gl.constexpr, memory, rings, work, rows, outputs, TALL: gl.constexpr, STAGES: gl.constexpr):
+    """Compute a cell of each unit of this program: 64 rows × 128 outputs."""
+    w_scales, out, out_tiles, staging, sums, counters = memory
+    row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks = work
+    WIDE: gl.constexpr = 2 if TALL == 1 else 1
+    CELLS: gl.constexpr = TALL * WIDE
+    X_CELL: gl.constexpr = CELL // WIDE
+    W_CELL: gl.constexpr = CELL % WIDE
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, _BLOCK, 32])
     zero = gl.zeros([_HALF, _BLOCK], gl.float32, layout=layout)
-    in_half = gl.expand_dims(gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout)), 1)
+    in_cell = gl.expand_dims(gl.arange(0, _HALF, layout=gl.SliceLayout(1, layout)), 1)
     columns = gl.expand_dims(gl.arange(0, _BLOCK, layout=gl.SliceLayout(0, layout)), 0)
     programs = gl.num_programs(0)
     last = blocks - 1
@@ -202,45 +209,52 @@ def _multiply_units(
     for unit in range(gl.program_id(0), _units(whole, parts), programs):
         m, n, begin, turns = _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
         if turns > 0:
-            scales = w_scales + (n * WIDE + W_HALF) * blocks
+            scales = w_scales + (n * WIDE + W_CELL) * blocks
             total = zero
-            for turn in range(turns):
-                k = begin + turn * _TOGETHER
-                first_factor = gl.load(scales + k)
-                second_factor = gl.load(scales + gl.minimum(k + 1, last))
-                third_factor = gl.load(scales + gl.minimum(k + 2, last))
-                fourth_factor = gl.load(scales + gl.minimum(k + 3, last))
-                first = _multiply(x_ring, w_ring, arrived, count, zero, X_HALF, W_HALF, TALL, STAGES)
-                second = _multiply(x_ring, w_ring, arrived, count + 1, zero, X_HALF, W_HALF, TALL, STAGES)
-                total = _add(total, first, first_factor, scale_ring, free, count, layout, 1, X_HALF, TALL, STAGES)
-                third = _multiply(x_ring, w_ring, arrived, count + 2, zero, X_HALF, W_HALF, TALL, STAGES)
-                total = _add(total, second, second_factor, scale_ring, free, count + 1, layout, 1, X_HALF, TALL, STAGES)
-                fourth = _multiply(x_ring, w_ring, arrived, count + 3, zero, X_HALF, W_HALF, TALL, STAGES)
-                total = _add(total, third, third_factor, scale_ring, free, count + 2, layout, 1, X_HALF, TALL, STAGES)
-                total = _add(total, fourth, fourth_factor, scale_ring, free, count + 3, layout, 0, X_HALF, TALL, STAGES)
-                count += _TOGETHER
-            row = _first_row(m, X_HALF, rows, TALL)
-            column = (n * WIDE + W_HALF) * _BLOCK
+            if CELLS == 2:
+                for turn in range(turns):
+                    k = begin + turn * _TOGETHER
+                    factor0 = gl.load(scales + k)
+                    factor1 = gl.load(scales + gl.minimum(k + 1, last))
+                    factor2 = gl.load(scales + gl.minimum(k + 2, last))
+                    factor3 = gl.load(scales + gl.minimum(k + 3, last))
+                    part0 = _multiply(rings, count, zero, CELL, TALL, STAGES)
+                    part1 = _multiply(rings, count + 1, zero, CELL, TALL, STAGES)
+                    total = _add(total, part0, factor0, rings, count, 1, CELL, TALL, STAGES)
+                    part2 = _multiply(rings, count + 2, zero, CELL, TALL, STAGES)
+                    total = _add(total, part1, factor1, rings, count + 1, 1, CELL, TALL, STAGES)
+                    part3 = _multiply(rings, count + 3, zero, CELL, TALL, STAGES)
+                    total = _add(total, part2, factor2, rings, count + 2, 1, CELL, TALL, STAGES)
+                    total = _add(total, part3, factor3, rings, count + 3, 0, CELL, TALL, STAGES)
+                    count += _TOGETHER
+            else:
+                for block in range(begin, begin + turns * _TOGETHER):
+                    factor = gl.load(scales + gl.minimum(block, last))
+                    part = _multiply(rings, count, zero, CELL, TALL, STAGES)
+                    total = _add(total, part, factor, rings, count, 0, CELL, TALL, STAGES)
+                    count += 1
+            row = _first_row(m, X_CELL, rows, TALL)
+            column = (n * WIDE + W_CELL) * _BLOCK
             if unit < parts:
                 # In blocks of 8 × 8, which are consecutive in the registers of a warp.
-                inside = (in_half // 8 * (_BLOCK // 8) + columns // 8) * 64 + in_half % 8 * 8 + columns % 8
-                gl.store(sums + (unit * 2 + HALF).to(gl.int64) * (_HALF * _BLOCK) + inside, total)
+                inside = (in_cell // 8 * (_BLOCK // 8) + columns // 8) * 64 + in_cell % 8 * 8 + columns % 8
+                gl.store(sums + (unit * CELLS + CELL).to(gl.int64) * (_HALF * _BLOCK) + inside, total)
                 gl.thread_barrier()
-                gl.atomic_add(counters + unit // splits * 2 + HALF, 1, sem="release")
+                gl.atomic_add(counters + unit // splits * CELLS + CELL, 1, sem="release")
             else:
                 # The tile before must have left the buffer.
                 tma.store_wait(0)
                 gl.thread_barrier()
-                staging.index(HALF).store(total.to(gl.bfloat16))
+                staging.index(CELL).store(total.to(gl.bfloat16))
                 fence_async_shared()
-                tma.async_copy_shared_to_global(out_tiles, [row, column], staging.index(HALF))
+                tma.async_copy_shared_to_global(out_tiles, [row, column], staging.index(CELL))
     tma.store_wait(0)
     for unit in range(gl.program_id(0), parts, programs):
         m, n, begin, turns = _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
-        row = _first_row(m, X_HALF, rows, TALL)
-        column = (n * WIDE + W_HALF) * _BLOCK
-        counter = counters + unit // splits * 2 + HALF
-        _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, HALF)
+        row = _first_row(m, X_CELL, rows, TALL)
+        column = (n * WIDE + W_CELL) * _BLOCK
+        counter = counters + unit // splits * CELLS + CELL
+        _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, CELL, CELLS)
 
 
 @gluon.jit(do_not_specialize=["rows", "whole", "parts", "splits", "part_blocks"])
@@ -249,9 +263,9 @@ def _fp8_batch(
     TALL: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """`x`, `w` and `out_tiles` are tensor maps, `x_scales` is that of the scales [inputs / 128, rows] of x; `w_scales`
-    [outputs / 128, inputs / 128]. `sums` has room for a float32 tile for each part, `counters` two zeros for each tile
-    in parts, which it leaves so."""
-    WIDE: gl.constexpr = 3 - TALL
+    [outputs / 128, inputs / 128]. `sums` has room for a float32 tile for each part, `counters` a zero for each cell
+    of a tile in parts, which it leaves so."""
+    WIDE: gl.constexpr = 2 if TALL == 1 else 1
     BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + 4) + WIDE * _BLOCK * _BLOCK
     row_tiles = (rows + TALL * _HALF - 1) // (TALL * _HALF)
     output_tiles = outputs // (WIDE * _BLOCK)
@@ -259,12 +273,12 @@ def _fp8_batch(
     x_ring = gl.allocate_shared_memory(x.dtype, [TALL * STAGES, _HALF, _BLOCK], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [WIDE * STAGES, _BLOCK, _BLOCK], w.layout)
     scale_ring = gl.allocate_shared_memory(gl.float32, [TALL * STAGES, 1, _HALF], x_scales.layout)
-    staging = gl.allocate_shared_memory(out_tiles.dtype, [2, _HALF, _BLOCK], out_tiles.layout)
+    staging = gl.allocate_shared_memory(out_tiles.dtype, [TALL * WIDE, _HALF, _BLOCK], out_tiles.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for first in gl.static_range(STAGES):
         mbarrier.init(arrived.index(first), count=1)
-        mbarrier.init(free.index(first), count=2)
+        mbarrier.init(free.index(first), count=TALL * WIDE)
     fence_async_shared()
     _, n, begin, turns = _place(gl.program_id(0), row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
     for first in gl.static_range(STAGES):
@@ -275,28 +289,30 @@ def _fp8_batch(
             tma.async_copy_global_to_shared(w, place, arrived.index(first), w_ring.index(WIDE * first + i), pred=there)
     start_next(PDL)
     wait_for_previous(PDL)
-    gl.warp_specialize([
-        (_multiply_units, (0, w_scales, out, out_tiles, staging, sums, counters, x_ring, w_ring, scale_ring, arrived,
-                           free, rows, outputs, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks,
-                           TALL, STAGES)),
-        (_multiply_units, (1, w_scales, out, out_tiles, staging, sums, counters, x_ring, w_ring, scale_ring, arrived,
-                           free, rows, outputs, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks,
-                           TALL, STAGES)),
-        (_copy_blocks, (x, w, x_scales, x_ring, w_ring, scale_ring, arrived, free, rows, row_tiles, output_tiles,
-                        blocks, whole, parts, splits, part_blocks, TALL, STAGES)),
-    ], [4, 1], [_MULTIPLYING, _COPYING])  # fmt: skip
-
-
-def tile_halves(rows: int) -> int:
-    """Halves of 64 rows in a tile."""
-    return 1 if rows <= 64 else 2
+    work = (row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
+    rings = (x_ring, w_ring, scale_ring, arrived, free)
+    multiplying = (w_scales, out, out_tiles, staging, sums, counters)
+    copying = (x, w, x_scales)
+    if TALL * WIDE == 2:
+        gl.warp_specialize([
+            (_multiply_units, (0, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_multiply_units, (1, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_copy_blocks, (copying, rings, work, rows, TALL, STAGES)),
+        ], [4, 1], [_OF_TWO, _COPYING])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_multiply_units, (0, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_multiply_units, (1, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_multiply_units, (2, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_copy_blocks, (copying, rings, work, rows, TALL, STAGES)),
+        ], [4, 4, 1], [_OF_THREE, _OF_THREE, _COPYING])  # fmt: skip
 
 
 @functools.cache
 def takes_batch(rows: int, outputs: int, inputs: int, programs: int) -> bool:
     """Whether this kernel computes the product faster than others, from measurements on H200 GPUs
     (benchmarks/results/2026-11-26-h200-fp8-batch)."""
-    if rows < _FEWEST_ROWS or outputs % (BLOCK * (3 - tile_halves(rows))):
+    if rows < _FEWEST_ROWS or (rows <= 64 and outputs % (2 * BLOCK)):
         return False
     if rows <= 64:
         return outputs >= programs * 2 * BLOCK
@@ -305,37 +321,42 @@ def takes_batch(rows: int, outputs: int, inputs: int, programs: int) -> bool:
         return True
     tiles = triton.cdiv(rows, 128) * (outputs // BLOCK)
     cublas = triton.cdiv(tiles, programs) * (inputs // BLOCK)
-    ours = _blocks_in_turn(share(rows, outputs, inputs, programs), inputs, programs)
-    return bool(ours <= _FASTER * cublas)
+    return _time(share(rows, outputs, inputs, programs), inputs, programs) <= cublas
 
 
-def _blocks_in_turn(work: Share, inputs: int, programs: int) -> int:
-    """Blocks that a program multiplies one after the other, and those that it could in the time its parts cost."""
+def _time(work: Share, inputs: int, programs: int) -> float:
+    """Time in blocks of cuBLAS: of those that a program multiplies one after the other, and of adding up its parts."""
     whole, parts = (-(-units // programs) for units in (work.whole, work.parts))
-    return whole * (inputs // BLOCK) + parts * (work.blocks + _PART_BLOCKS)
+    return _BLOCK_TIME[work.tall] * (whole * (inputs // BLOCK) + parts * (work.blocks + _PART_BLOCKS))
 
 
 @functools.cache
 def share(rows: int, outputs: int, inputs: int, programs: int) -> Share:
-    """Share a product among programs: in whole waves of tiles, and the rest in equal parts."""
+    """Share a product among programs in the way that takes the least time."""
+    return min(shares(rows, outputs, inputs, programs), key=lambda work: _time(work, inputs, programs))
+
+
+def shares(rows: int, outputs: int, inputs: int, programs: int) -> list[Share]:
+    """Ways to share a product among programs: whole tiles, or whole waves of tiles and the rest in equal parts."""
     blocks = inputs // BLOCK
-    tall = tile_halves(rows)
-    tiles = triton.cdiv(rows, 64 * tall) * (outputs // (BLOCK * (3 - tall)))
-    rest = tiles % programs
-    shares = [Share(tiles, 0, 1, blocks)]
-    for splits in range(2, _MOST_SPLITS + 1):
-        # A multiple of four: only behind the last one of all there are zeros.
-        of_part = _TOGETHER.value * triton.cdiv(blocks, _TOGETHER.value * splits)
-        parts = triton.cdiv(blocks, of_part)
-        if parts > 1 and 0 < rest * parts <= _MOST_WAVES * programs:
-            shares.append(Share(tiles - rest, rest * parts, parts, of_part))
-    return min(shares, key=lambda work: _blocks_in_turn(work, inputs, programs))
+    found = []
+    for tall in (2, 3) if rows > 64 else (1,):
+        tiles = triton.cdiv(rows, 64 * tall) * (outputs // BLOCK // (2 if tall == 1 else 1))
+        rest = tiles % programs
+        found.append(Share(tall, tiles, 0, 1, blocks))
+        for splits in range(2, _MOST_SPLITS + 1):
+            # A multiple of four: only behind the last one of all there are zeros.
+            of_part = _TOGETHER.value * triton.cdiv(blocks, _TOGETHER.value * splits)
+            parts = triton.cdiv(blocks, of_part)
+            if parts > 1 and 0 < rest * parts <= _MOST_WAVES * programs:
+                found.append(Share(tall, tiles - rest, rest * parts, parts, of_part))
+    return found
 
 
 def _new_room(device: torch.device, programs: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for partial sums, and counters."""
-    sums = torch.empty((_MOST_WAVES * programs * 2 * 64 * BLOCK,), dtype=torch.float32, device=device)
-    return sums, torch.zeros((2 * programs,), dtype=torch.int32, device=device)
+    sums = torch.empty((_MOST_WAVES * programs * _MOST_CELLS * 64 * BLOCK,), dtype=torch.float32, device=device)
+    return sums, torch.zeros((_MOST_CELLS * programs,), dtype=torch.int32, device=device)
 
 
 _room = functools.cache(_new_room)
@@ -346,19 +367,19 @@ def fp8_batch(x: Fp8Rows, weight: torch.Tensor, scales: torch.Tensor, work: Shar
     """x W^T of `x` [M, K] and `weight` [N, K] with `scales` [N / 128, K / 128] in float32: [M, N] in bfloat16. `work`:
     another share than that of `share`."""
     inputs, outputs = weight.shape[1], len(weight)
-    tall = tile_halves(x.rows)
-    assert inputs % BLOCK == 0 and outputs % (BLOCK * (3 - tall)) == 0 and len(scales) * BLOCK == outputs
     device = weight.device
     programs = multiprocessors(device)
     work = work or share(x.rows, outputs, inputs, programs)
+    tall = work.tall
+    assert inputs % BLOCK == 0 and outputs % (BLOCK * (2 if tall == 1 else 1)) == 0 and len(scales) * BLOCK == outputs
     # Kernels are also recorded with tensors that have no memory.
     sums, counters = (_new_room if isinstance(weight, FakeTensor) else _room)(device, programs)
     out = torch.empty((x.rows, outputs), dtype=torch.bfloat16, device=device)
     # Programs wait for one another, so all of them must run at once: one per multiprocessor.
     _fp8_batch[(programs if work.parts else min(programs, work.whole),)](
         tile_map(x.values, 64, BLOCK), tile_map(weight, BLOCK, BLOCK), row_map(x.scales, 64), scales, out,
-        tile_map(out, 64, BLOCK), sums, counters, x.rows, inputs, outputs, *work, TALL=tall, STAGES=_STAGES[tall],
-        num_warps=4, maxnreg=_REGISTERS, **dependent_launch(device),
+        tile_map(out, 64, BLOCK), sums, counters, x.rows, inputs, outputs, *work[1:], TALL=tall,
+        STAGES=_STAGES[tall], num_warps=4, maxnreg=_REGISTERS[tall], **dependent_launch(device),
     )  # fmt: skip
     return out
 

@@ -16,7 +16,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.rehearsal import rehearse
 from minisgl.engine.warm_up import _TOKENS
 from minisgl.kernels.build.triton import Architecture, Launches
-from minisgl.kernels.fp8_batch_gluon import _fp8_batch, _room, share, takes_batch, tile_halves
+from minisgl.kernels.fp8_batch_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, share, takes_batch
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 
@@ -33,8 +33,8 @@ QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "
 )
 def test_each_block_of_each_tile_is_multiplied_once(rows: int, outputs: int, blocks: int, programs: int) -> None:
     work = share(rows, outputs, 128 * blocks, programs)
-    tall = tile_halves(rows)
-    tiles = -(-rows // (64 * tall)) * (outputs // (128 * (3 - tall)))
+    assert (work.tall == 1) == (rows <= 64)
+    tiles = -(-rows // (64 * work.tall)) * (outputs // (256 if work.tall == 1 else 128))
     assert work.whole + work.parts // work.splits == tiles
     assert work.parts % work.splits == 0
     if work.parts:
@@ -54,6 +54,7 @@ def test_it_takes_the_products_for_which_it_is_faster() -> None:
     assert taken(8) == set()
     assert taken(64) == {"gate_up"}
     assert taken(128) == {"qkv", "o", "gate_up", "down"}
+    assert taken(129) == taken(192) == {"gate_up", "down"}
     assert taken(256) == set()
     assert taken(512) == {"o", "down"}
     assert taken(8192) == set()
@@ -91,7 +92,7 @@ def test_the_warm_ups_sizes_need_all_kernels_that_others_do(model: str, ranks: i
 
 
 def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int]) -> set[int]:
-    """Halves of rows in the tiles of a model's products, which select a variant of the kernel."""
+    """Groups of 64 rows in the tiles of a model's products, which select a variant of the kernel."""
     inner, heads = config.intermediate_size // ranks, config.num_heads * config.head_dim // ranks
     shapes = [
         (2 * inner, config.hidden_size),
@@ -101,10 +102,12 @@ def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int]) -> set[int]:
     ]
     # Blocks of 128 may not be cut: ranks then have weights of 16 bits.
     shapes = [shape for shape in shapes if shape[0] % 128 == 0 and shape[1] % 128 == 0]
-    return {tile_halves(rows) for rows in sizes for shape in shapes if takes_batch(rows, *shape, PROGRAMS)}
+    return {
+        share(rows, *shape, PROGRAMS).tall for rows in sizes for shape in shapes if takes_batch(rows, *shape, PROGRAMS)
+    }
 
 
-@pytest.mark.parametrize("tall", [1, 2])
+@pytest.mark.parametrize("tall", [1, 2, 3])
 def test_the_kernel_compiles_for_hopper(tall: int) -> None:
     types = {
         "x": map_type("fp8e4nv", 64, 128),
@@ -116,14 +119,14 @@ def test_the_kernel_compiles_for_hopper(tall: int) -> None:
         "sums": "*fp32",
         "counters": "*i32",
     }
-    constants = {"TALL": tall, "STAGES": {1: 4, 2: 5}[tall], "PDL": True}
+    constants = {"TALL": tall, "STAGES": _STAGES[tall], "PDL": True}
     kernel = compiled(
         _fp8_batch,
         types,
         constants,
         default="i32",
         aligned=("w_scales", "out", "sums", "counters", "inputs", "outputs"),
-        options={"num_warps": 4, "maxnreg": 168},
+        options={"num_warps": 4, "maxnreg": _REGISTERS[tall]},
     )
     assert kernel.asm["cubin"]
     assert kernel.metadata.shared <= SHARED_MEMORY
