@@ -13,6 +13,8 @@ from minisgl.wire.sockets import url_host
 logger = logging.getLogger(__name__)
 
 LOOKUP_SECONDS: Final = 2.0
+SOON_SECONDS: Final = 0.2
+"""Between two look-ups while requests wait for a replica: it may have an address that is not known yet."""
 MAX_ADDRESSES: Final = 1024
 
 Resolve: TypeAlias = "Callable[[str], frozenset[str]]"
@@ -55,6 +57,7 @@ class Discovery:
         self._find = find
         self._changed = changed
         self._stop = threading.Event()
+        self._soon = threading.Event()
         self._calling = threading.Lock()
         """Held while `changed` runs."""
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
@@ -63,10 +66,15 @@ class Discovery:
         if self._find is not None:
             self._thread.start()
 
+    def look_up_soon(self) -> None:
+        """Begin the next look-up SOON_SECONDS after the last one."""
+        self._soon.set()
+
     def stop(self) -> None:
         """End the look-ups. `changed` is not called afterwards; a look-up in progress is not waited for."""
         with self._calling:
             self._stop.set()
+        self._soon.set()
 
     def _run(self) -> None:
         assert self._find is not None
@@ -83,5 +91,7 @@ class Discovery:
                 if found != self.sockets:
                     logger.info("engines at %s", ", ".join(found) or f"no address: {problem}")
                 self.sockets, self.problem = found, problem
+                self._soon.clear()
                 self._changed()
-            self._stop.wait(LOOKUP_SECONDS)
+            if not self._stop.wait(SOON_SECONDS):
+                self._soon.wait(LOOKUP_SECONDS - SOON_SECONDS)

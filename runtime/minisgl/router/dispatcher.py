@@ -158,6 +158,11 @@ class Dispatcher:
         """Number of requests that wait because no replica is routable."""
         return 0 if self.replicas.routable else len(self._parked)
 
+    @property
+    def awaits_replica(self) -> bool:
+        """True while a request waits that no known replica can take."""
+        return bool(self._parked)
+
     def add(self, address: str) -> None:
         self.replicas.add(address)
         self._attempts[address] = {}

@@ -144,6 +144,8 @@ class Router:
             self._next_tick = self._replicas.now + TICK_SECONDS
             for address in self._dispatcher.tick():
                 self._reconnect(address)
+        if self._dispatcher.awaits_replica:
+            self._discovery.look_up_soon()
         if is_tick or self._loading is not None or self._replicas.changes != self._files_changes:
             self._update_files()
         self._send_state()
