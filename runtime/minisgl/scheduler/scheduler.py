@@ -35,7 +35,7 @@ from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
 from minisgl.scheduler.step_times import StepTimes
-from minisgl.scheduler.token_budget import TokenBudget
+from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
 from minisgl.scheduler.validation import request_from_submit
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, PromptLogprobs, Submit
 from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, RowLogprobs, StepPlan, StepResult
@@ -562,8 +562,15 @@ class Scheduler:
             waiting = len(self.queue) + len(self.table.in_prefill) - 1
             target = config.target_itl_ms / 1000
             patience = max(1 + waiting / len(decode), self._waiting_seconds() / (BACKLOG_STEPS * target))
-            budget.limit_seconds(min(patience, BACKLOG_PATIENCE) * target, self.times, context)
+            share = CONTINUED_SHARE if self._continued_waits() else LEAST_SHARE
+            budget.limit_seconds(min(patience, BACKLOG_PATIENCE) * target, self.times, context, share)
         return budget
+
+    def _continued_waits(self) -> bool:
+        """Whether a prompt with the tokens of an engine that was lost is to be computed in the next step: these go
+        first."""
+        prompts = (*self.table.prefilling()[:1], self.queue.peek())
+        return any(request is not None and request.continues for request in prompts)
 
     def _waiting_seconds(self) -> float:
         """Expected time of the matrix products of all waiting prompts; 0 before any was measured."""

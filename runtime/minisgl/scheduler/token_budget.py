@@ -12,6 +12,8 @@ LEAST_TOKENS: Final = 64
 LEAST_SHARE: Final = 1 / 3
 """Share of a step's time for prompts below which it is not limited: a step reads all weights, and on some devices its
 launch takes longer than its work, so a few tokens at a time would cost more than they spare others."""
+CONTINUED_SHARE: Final = 3 / 4
+"""The same while answers wait that another engine began: their clients have had no token since its loss."""
 UNMEASURED_TOKENS: Final = 512
 """Most prompt tokens of a limited step before any step with prompts was measured."""
 LEAST_CHUNK: Final = 32
@@ -32,8 +34,11 @@ class TokenBudget:
         """For products of all tokens, and for attention of the prompts that are not granted yet."""
         self._least = 0
 
-    def limit_seconds(self, seconds: float, times: StepTimes, decode_context: int) -> None:
-        """Limit the step to about `seconds`; its decode rows attend to `decode_context` tokens."""
+    def limit_seconds(
+        self, seconds: float, times: StepTimes, decode_context: int, least_share: float = LEAST_SHARE
+    ) -> None:
+        """Limit the step to about `seconds`, but leave prompts `least_share` of its time; its decode rows attend to
+        `decode_context` tokens."""
         costs = times.costs
         if costs is None:
             self._left = min(self._left, UNMEASURED_TOKENS)
@@ -43,7 +48,7 @@ class TokenBudget:
         base = costs.seconds(StepWork(0, 0.0, decode_context))
         rows = costs.token * padded_tokens(self._rows, 0, ())
         self._costs = costs
-        self._seconds = max(seconds, (base + rows) / (1 - LEAST_SHARE)) - base
+        self._seconds = max(seconds, (base + rows) / (1 - least_share)) - base
         self._least = LEAST_TOKENS
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from minisgl.scheduler.scheduler import BACKLOG_PATIENCE
 from minisgl.scheduler.step_sizes import TILE, StepGraphs
 from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
-from minisgl.scheduler.token_budget import LEAST_SHARE, LEAST_TOKENS, TokenBudget
+from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, LEAST_TOKENS, TokenBudget
 from minisgl.wire.plan import StepPlan
 from support.scheduling import VOCAB, Harness
 
@@ -122,6 +123,27 @@ def test_steps_may_take_longer_while_many_prompts_wait() -> None:
     slowest = [took for _, took in mixed(driven)]
     assert 0.045 < max(slowest) <= 1.1 * BACKLOG_PATIENCE * TARGET_MS / 1000
     assert slowest[-1] < 1.1 * TARGET_MS / 1000, "the last prompt waits alone"
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_answers_of_a_lost_engine_get_most_of_a_step_beside_streams(continued: bool) -> None:
+    costs = replace(LARGE, fixed=20e-3)
+    driven = harness(costs)
+    arrive(driven, [1500, 100, 700, 300, 900])
+    driven.submit(prompt(8, 50), 60, ignore_eos=True)
+    driven.step()
+    driven.timed.durations.clear()
+    for number in range(4):
+        output = np.array(prompt(600, number), np.int32).tobytes() if continued else b""
+        driven.submit(prompt(1200 - len(output) // 4, 60 + number), 604, ignore_eos=True, output=output)
+    while driven.scheduler.table.in_prefill or len(driven.scheduler.queue):
+        driven.loop.step()
+    longest = max(took for _, took in mixed(driven))
+    alone = costs.seconds(StepWork(TILE))
+    if continued:
+        assert 0.8 / (1 - CONTINUED_SHARE) < longest / alone <= 1.1 / (1 - CONTINUED_SHARE)
+    else:
+        assert longest <= 1.1 * BACKLOG_PATIENCE * TARGET_MS / 1000
 
 
 def test_a_step_is_not_limited_without_decode_rows() -> None:
