@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, cast
 
 import msgspec
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
+
+_IMPORT_NICENESS: Final = 10
+"""Added for the imports of a standby: where cores are short they get a tenth of the share of a process that serves."""
 
 
 class Control:
@@ -101,8 +105,7 @@ def main() -> int:
     channel = Control(socket.socket(fileno=descriptor))
     if sys.argv[4:]:
         _set_title(f"importing-{name}")
-        for module in sys.argv[4:]:
-            importlib.import_module(module)
+        _import_nicely(sys.argv[4:])
         _set_title(f"minisgl-{name}")
         channel.progress(control.STANDBY_READY)
     start = channel.receive_start()
@@ -122,6 +125,21 @@ def main() -> int:
         logger.exception("%s", describe(error))
         return 1
     return 0
+
+
+def _import_nicely(modules: Sequence[str]) -> None:
+    """Import modules while other processes serve, which need the cores more.
+
+    A thread does it, because Linux counts niceness by thread, and without privileges none can lower its own again: the
+    main thread, which serves later, must keep the usual one."""
+
+    def run() -> None:
+        os.nice(_IMPORT_NICENESS)
+        for module in modules:
+            importlib.import_module(module)
+
+    with ThreadPoolExecutor(1, "imports") as pool:
+        pool.submit(run).result()
 
 
 def _die_with(launcher: int) -> None:

@@ -294,6 +294,25 @@ def test_a_standby_replaces_a_dead_process(launch: Start, spec: Spec) -> None:
     assert launched.gone()
 
 
+def test_a_standby_leaves_the_cores_to_others_until_it_takes_over(launch: Start, spec: Spec, tmp_path: Path) -> None:
+    noted = tmp_path / "niceness"
+    rank0 = msgspec.structs.replace(
+        spec("rank0", "serve"), preload=("support.launcher.noted_import",), environment={"NOTED_IMPORT": str(noted)}
+    )
+    launched = launch(rank0, max_restarts=1)
+    launched.wait_until_ready()
+    eventually(lambda: noted.exists() and noted.read_text())
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert int(noted.read_text()) == min(usual + 10, 19)
+    os.kill(launched.pids["rank0"], signal.SIGKILL)
+    launched.wait_for_words("engine is ready again")
+    taken_over = launched.children()["rank0"]
+    threads = [int(thread.name) for thread in Path(f"/proc/{taken_over}/task").iterdir()]
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {usual}
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
+
+
 def test_a_process_is_restarted_when_its_standby_has_died(launch: Start, spec: Spec) -> None:
     rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("no_such_module",))
     launched = launch(rank0, max_restarts=1)
