@@ -33,6 +33,7 @@ def up(index: int) -> None:
         remove_cgroups(f"{CGROUP}/{name}")
     for hierarchy in cgroup_hierarchies():
         Path(f"{hierarchy}{CGROUP}/{name}").mkdir(parents=True, exist_ok=True)
+    _weigh_pods(name)
     hold(
         name,
         f"""ip link add cni0 type bridge
@@ -81,6 +82,20 @@ sysctl bridge/bridge-nf-call-{_IPTABLES} 1
         return http("http://127.0.0.1:10248/healthz", name) == "ok" and says.get("Ready") == "True"
 
     wait(name, ready, 90, [(name, component) for component in ("containerd", "kube-proxy", "netpol", "kubelet")])
+
+
+def _weigh_pods(name: str) -> None:
+    """Give the control groups above the pods the CPU weight that pods have on a machine of their own: the kubelet sets
+    1024 shares for each core, and the groups of this kit lie above that one. With the default, the pods of all nodes
+    together would get no more than a single daemon."""
+    shares = 1024 * (os.cpu_count() or 1)
+    for hierarchy in cgroup_hierarchies():
+        nodes = list(Path(f"{hierarchy}{CGROUP}").glob("node*/"))
+        for group, value in ((Path(f"{hierarchy}{CGROUP}/{name}"), shares), (nodes[0].parent, shares * len(nodes))):
+            # Version 1 of control groups has shares, version 2 weights.
+            for file, written in (("cpu.shares", value), ("cpu.weight", 1 + (value - 2) * 9999 // 262142)):
+                if (group / file).exists():
+                    (group / file).write_text(str(written))
 
 
 def _connect(name: str, ip: str, pods: str) -> None:

@@ -23,6 +23,9 @@ _BETWEEN: Final = 16
 _EDGE: Final = 0.2
 """Part at the beginning and at the end of an answer in which it does not count as in the middle."""
 _PATIENCE: Final = 300.0
+_BACK_SECONDS: Final = 0.5
+"""Between two looks whether the killed one is back. Each starts kubectl, and looks without a pause take a sixth of a
+machine with two cores from the pods whose pauses are measured."""
 _KINDS: Final = ("long", "penalties", "top-p", "two choices")
 """Kinds whose answers can be that long; the others follow in turn, as short as they are."""
 
@@ -85,7 +88,7 @@ class Kills:
             stream.at_last_kill = len(stream.times)
         victim()
         self.kills += 1
-        _wait("the killed one", back)
+        _wait("the killed one", back, _BACK_SECONDS)
         # An answer may have ended in time, or failed.
         _wait("the next chunks", lambda: all(len(s.times) > counts[id(s)] for s in before if s in self._reading()))
         for stream in before:
@@ -159,9 +162,9 @@ def kills(url: str) -> Iterator[Kills]:
             each.result()
 
 
-def _wait(what: str, probe: Callable[[], Any]) -> None:
+def _wait(what: str, probe: Callable[[], Any], between: float = 0.02) -> None:
     end = time.monotonic() + _PATIENCE
     while not probe():
         if time.monotonic() > end:
             raise TimeoutError(f"waited {_PATIENCE:.0f} s for {what}")
-        time.sleep(0.02)
+        time.sleep(between)
