@@ -321,7 +321,7 @@ def takes_batch(rows: int, outputs: int, inputs: int, programs: int) -> bool:
         return True
     tiles = triton.cdiv(rows, 128) * (outputs // BLOCK)
     cublas = triton.cdiv(tiles, programs) * (inputs // BLOCK)
-    return _time(share(rows, outputs, inputs, programs), inputs, programs) <= cublas
+    return bool(_time(share(rows, outputs, inputs, programs), inputs, programs) <= cublas)
 
 
 def _time(work: Share, inputs: int, programs: int) -> float:
