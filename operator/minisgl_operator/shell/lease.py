@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 DURATION: Final = 15.0
 RENEW_DEADLINE: Final = 10.0
 PERIOD: Final = 2.0
+ATTEMPT: Final = RENEW_DEADLINE / 2
+"""Timeout of a renewal: a connection whose packets are lost must leave time for another one."""
 
 
 class Lease:
@@ -62,7 +64,7 @@ class Lease:
             # For the others the Lease is renewed when the server has the request, long before our response perhaps.
             asked = clock()
             try:
-                async with asyncio.timeout(max(renewed + RENEW_DEADLINE - clock(), 0.1)):
+                async with asyncio.timeout(min(max(renewed + RENEW_DEADLINE - clock(), 0.1), ATTEMPT)):
                     holder = await self._acquire_or_renew()
             except Exception as error:
                 # A process that cannot renew, for whatever reason, must not continue as the holder.

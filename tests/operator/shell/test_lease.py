@@ -8,7 +8,7 @@ from typing import Any
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.shell.client import ApiError
-from minisgl_operator.shell.lease import DURATION, RENEW_DEADLINE, Lease
+from minisgl_operator.shell.lease import ATTEMPT, PERIOD, RENEW_DEADLINE, Lease
 from minisgl_operator.shell.resources import Resource
 
 
@@ -49,9 +49,8 @@ class Server:
         self.lease = body | {"metadata": body["metadata"] | {"resourceVersion": "1"}}
 
     async def replace(self, *_: Any) -> None:
-        loop = asyncio.get_running_loop()
-        self.renewed = loop.time()
-        await asyncio.sleep(RENEW_DEADLINE - self.renewed - 0.1)
+        self.renewed = asyncio.get_running_loop().time()
+        await asyncio.sleep(ATTEMPT - 0.1)
 
 
 def test_a_late_renewal_counts_from_the_time_of_its_request() -> None:
@@ -66,4 +65,37 @@ def test_a_late_renewal_counts_from_the_time_of_its_request() -> None:
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         runner.run(hold())
     assert server.renewed is not None
-    assert lost[0] - server.renewed < DURATION, "another one has it by then"
+    assert lost[0] - server.renewed <= RENEW_DEADLINE + PERIOD, "it counts from the answer"
+
+
+class Hanging(Server):
+    """Never answers the first request after the Lease was acquired."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs = True
+
+    async def get(self, *_: Any) -> Manifest | None:
+        if self.lease is not None and self.hangs:
+            self.hangs = False
+            await asyncio.Event().wait()
+        return self.lease
+
+    async def replace(self, *_: Any) -> None:
+        self.renewed = asyncio.get_running_loop().time()
+
+
+def test_a_connection_that_hangs_does_not_cost_the_lease() -> None:
+    server: Any = Hanging()
+    lost: list[float] = []
+
+    async def hold() -> None:
+        lease = Lease(server, "default", "one", "hanging")
+        await lease.acquire()
+        keeping = asyncio.create_task(lease.keep(lambda: lost.append(asyncio.get_running_loop().time())))
+        await asyncio.sleep(3 * RENEW_DEADLINE)
+        keeping.cancel()
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(hold())
+    assert not server.hangs and not lost
