@@ -72,7 +72,7 @@ def up() -> None:
     hold(
         CONTROL,
         f"""sysctl ipv4/conf/default/send_redirects 0
-ip link add lan type bridge
+ip link add lan address {layout.BRIDGE_MAC} type bridge
 ip addr add {CONTROL_IP}/{layout.LAN_BITS} dev lan{NO_DAD}
 ip link set lan up""",
     )

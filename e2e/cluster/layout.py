@@ -31,6 +31,9 @@ SERVICES: Final = "fd00:10:96::/112" if IPV6 else "10.96.0.0/16"
 SERVICE_API_IP: Final = "fd00:10:96::1" if IPV6 else "10.96.0.1"
 ADDRESS_BITS: Final = 128 if IPV6 else 32
 ANYWHERE: Final = "::/0" if IPV6 else "0.0.0.0/0"
+BRIDGE_MAC: Final = "0a:00:00:00:00:01"
+"""Address of each bridge, all in networks of their own. Without one a bridge takes the lowest of its ports', and when
+that one leaves, with its pod or its node, the others send to the old address for many seconds."""
 
 CGROUP: Final = f"/{STATE.name}"
 

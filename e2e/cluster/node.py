@@ -36,7 +36,7 @@ def up(index: int) -> None:
     _weigh_pods(name)
     hold(
         name,
-        f"""ip link add cni0 type bridge
+        f"""ip link add cni0 address {layout.BRIDGE_MAC} type bridge
 ip addr add {bridge}/{pods.split("/")[1]} dev cni0{NO_DAD}
 ip link set cni0 up
 sysctl bridge/bridge-nf-call-{_IPTABLES} 1
