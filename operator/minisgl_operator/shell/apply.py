@@ -6,14 +6,18 @@ apply. So the pair (live object, wanted object) is remembered once it was applie
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from minisgl_operator.api.objects import Manifest, controller_of
+from minisgl_operator.api.undeclared import undeclared_fields, without_fields
 from minisgl_operator.render.names import MODEL_LABEL
 from minisgl_operator.shell.client import REPLACE_LISTS_MANAGER, STATUS_MANAGER, ApiError, Client
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, Resource, of_kind
 from minisgl_operator.shell.store import Id, ModelKey, Store, content_hash, spec_hash, trim
+
+_log = logging.getLogger(__name__)
 
 
 class ConflictDetected(Exception):
@@ -34,6 +38,8 @@ class Applier:
         self._on_change = on_change
         self._applied: dict[Id, tuple[bytes, bytes]] = {}
         self._statuses: dict[ModelKey, tuple[bytes, bytes]] = {}
+        self._is_old_definition = False
+        """It was logged that the cluster's definition does not have all fields of the status."""
 
     async def apply(self, key: ModelKey, manifest: Manifest, model: Manifest) -> bool:
         """Apply a child of `model`; return False when the last apply still holds.
@@ -105,7 +111,7 @@ class Applier:
             "status": status,
         }
         try:
-            response = await self._client.apply(MODEL, manifest, "status", STATUS_MANAGER)
+            response = await self._send_status(manifest)
         except ApiError as error:
             if error.status in (404, 409):
                 # The model was deleted; the watch reports it.
@@ -116,6 +122,24 @@ class Applier:
             self._on_change(key)
         self._statuses[key] = (content_hash([uid, response.get("status", {})]), content_hash(status))
         return True
+
+    async def _send_status(self, manifest: Manifest) -> Manifest:
+        """Apply a status; a definition that is older than this operator gets what it has fields for."""
+        try:
+            return await self._client.apply(MODEL, manifest, "status", STATUS_MANAGER)
+        except ApiError as error:
+            fields = undeclared_fields(error.message)
+            if not fields:
+                raise
+        response = await self._client.apply(MODEL, without_fields(manifest, fields), "status", STATUS_MANAGER)
+        if not self._is_old_definition:
+            self._is_old_definition = True
+            _log.warning(
+                "The definition of InferenceModel in the cluster is older than this operator: it does not have %s. "
+                "Apply the CRD of this version.",
+                ", ".join(fields),
+            )
+        return response
 
     def forget(self) -> None:
         """Drop the hashes of deleted objects."""

@@ -21,6 +21,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
 from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.undeclared import undeclared_fields
 from minisgl_operator.shell.resources import Resource
 
 Connection: TypeAlias = Configuration
@@ -264,7 +265,7 @@ class Client:
             try:
                 return await self._once(method, path, query, body, content_type)
             except ApiError as error:
-                if attempt == _ATTEMPTS or error.status not in (0, *_RETRIED):
+                if attempt == _ATTEMPTS or error.status not in (0, *_RETRIED) or undeclared_fields(error.message):
                     raise
                 pause = wait * random.uniform(0.8, 1.2)
                 await asyncio.sleep(max(pause, min(error.retry_after, _LONGEST_RETRY_AFTER)))

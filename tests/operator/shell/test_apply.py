@@ -8,6 +8,7 @@ import pytest
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.shell.apply import Applier, ConflictDetected
+from minisgl_operator.shell.client import ApiError
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.store import ModelKey, Store
 
@@ -70,6 +71,58 @@ async def test_an_edit_just_before_a_status_write_is_not_lost(generation: int) -
     assert store.put(model(version=2, generation=generation)) is None
     assert store.put(server.answer) is None
     assert woken == ([KEY] if generation == 2 else [])
+
+
+class OldDefinition:
+    """Replaces the client of a server whose definition has no `rollout` and no `dataTypes`; keeps what it accepts."""
+
+    def __init__(self) -> None:
+        self.accepted: list[Manifest] = []
+        self.refused = 0
+
+    async def apply(self, _: Any, manifest: Manifest, *__: Any) -> Manifest:
+        status = manifest["status"]
+        unknown = [".status.rollout"] * ("rollout" in status)
+        with_types = [replica["name"] for replica in status["replicaStatuses"] if "dataTypes" in replica]
+        unknown += [f'.status.replicaStatuses[name="{name}"].dataTypes' for name in with_types]
+        if unknown:
+            self.refused += 1
+            listed = "".join(f"\n  {path}: field not declared in schema" for path in unknown)
+            message = "failed to create typed patch object (team-a/m; serving.minisgl.io/v1alpha1, Kind=InferenceModel)"
+            raise ApiError(500, "InternalError", f"{message}: errors:{listed}")
+        self.accepted.append(status)
+        return model(version=1 + len(self.accepted), generation=1, **status)
+
+
+async def test_an_older_definition_gets_the_status_that_it_has_fields_for() -> None:
+    store = Store()
+    known = model(version=1, generation=1)
+    store.put(known)
+    server: Any = OldDefinition()
+    applier = Applier(server, store, Metrics(), lambda _: None)
+    replicas = [{"name": name, "phase": "Ready", "dataTypes": {"weights": "fp8"}} for name in ("m-r0", "m-r1")]
+    status: Manifest = {"phase": "Ready", "rollout": {"waiting": True}, "replicaStatuses": replicas}
+    assert await applier.apply_status(KEY, known, status)
+    assert server.accepted == [
+        {"phase": "Ready", "replicaStatuses": [{"name": name, "phase": "Ready"} for name in ("m-r0", "m-r1")]}
+    ]
+    stored = store.model(KEY)
+    assert stored is not None
+    assert not await applier.apply_status(KEY, stored.body, status), "it would be written for ever"
+    assert server.refused == 1
+
+
+async def test_other_errors_of_a_status_are_raised() -> None:
+    class Failing:
+        async def apply(self, *_: Any) -> Manifest:
+            raise ApiError(500, "InternalError", "etcdserver: request timed out")
+
+    store, server = Store(), Failing()
+    known = model(version=1, generation=1)
+    store.put(known)
+    client: Any = server
+    with pytest.raises(ApiError, match="timed out"):
+        await Applier(client, store, Metrics(), lambda _: None).apply_status(KEY, known, {"phase": "Ready"})
 
 
 @pytest.mark.parametrize("there", [2, 0], ids=["as it was", "emptied meanwhile"])
