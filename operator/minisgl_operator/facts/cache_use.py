@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from minisgl_operator.api.objects import Manifest, controller_uid
 from minisgl_operator.api.types import InferenceModel
@@ -19,16 +19,18 @@ def cache_key_of(labelled: Manifest) -> str | None:
     return None if found is None else str(found)
 
 
-def directories_in_use(model: InferenceModel, observed: Observed, history: History) -> frozenset[str]:
-    """Directories that an existing engine pod, a StatefulSet or a recorded template of the model names, as a restart or
-    a rollback reads them again, and those that the specs of other models name."""
+def directories_in_use(
+    model: InferenceModel, observed: Observed, history: History, revisions: Collection[str]
+) -> frozenset[str]:
+    """Directories that an existing engine pod, a StatefulSet or a recorded template of these `revisions` names, as a
+    restart or a rollback reads them again, and those that the specs of other models name."""
     templates = [
         live["spec"]["template"]
         for ref, live in observed.children.items()
         if ref.kind == "StatefulSet" and controller_uid(live) == model.metadata.uid
     ]
     pods = [pod for pod in observed.pods if component(pod) == names.ENGINE]
-    recorded = [template.cache_key for template in history.templates.values()]
+    recorded = [template.cache_key for revision, template in history.templates.items() if revision in revisions]
     own = frozenset(key for key in (*map(cache_key_of, (*templates, *pods)), *recorded) if key is not None)
     # No fetched directory begins with a dash, which would be taken for a flag.
     return own | {each for each in observed.read_by_others if each and not each.startswith("-")}

@@ -401,7 +401,7 @@ class Facts:
 
     @cached_property
     def directories_in_use(self) -> frozenset[str]:
-        return directories_in_use(self.model, self.observed, self.history)
+        return directories_in_use(self.model, self.observed, self.history, self.revisions_in_use)
 
     @cached_property
     def unused_are_obsolete(self) -> bool:

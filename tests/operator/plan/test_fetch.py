@@ -160,6 +160,18 @@ def test_the_directories_of_a_rollout_that_stopped_are_kept() -> None:
     assert removable(fetch_arguments(cluster.plan(), third)) == ("unused", sorted([key_of(HUB), key_of(OTHER)]))
 
 
+def test_a_recorded_revision_that_no_rollback_needs_is_removed() -> None:
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
+    cluster.settle()
+    cluster.edit({"model": {"source": OTHER}})
+    cluster.settle()
+    assert len([ref for ref in cluster.objects if ref.kind == "ControllerRevision"]) == 2
+    third = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
+    cluster.edit({"model": {"source": third}})
+    cluster.reconcile()
+    assert removable(fetch_arguments(cluster.plan(), third)) == ("unused", [key_of(OTHER)])
+
+
 def test_nothing_but_partial_downloads_is_removed_while_no_replica_serves() -> None:
     """The revision that served last may be one that no template names any more, and a rollback needs it."""
     cluster = SimulatedCluster(raw_model({"rollout": {"strategy": "Recreate", "autoRollback": False}}), DEFAULTS)
