@@ -106,6 +106,8 @@ def test_a_claim_that_is_too_small_loses_obsolete_revisions_and_then_reports_wha
             return bool(updated and status["readyReplicas"] == 1)
 
         namespace.wait(f"{repo} in service", served)
+        # An additional replica may serve it first, while the others still read the revision before.
+        namespace.wait_for_condition("demo", "Progressing", "False", reason="UpToDate")
 
     with small_disk(directory, "4m"):
         namespace.provide_volume("demo-cache", directory, "ReadWriteOnce")
