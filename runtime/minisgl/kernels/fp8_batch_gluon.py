@@ -312,10 +312,10 @@ def _fp8_batch(
 def takes_batch(rows: int, outputs: int, inputs: int, programs: int) -> bool:
     """Whether this kernel computes the product faster than others, from measurements on H200 GPUs
     (benchmarks/results/2026-11-26-h200-fp8-batch)."""
-    if rows < _FEWEST_ROWS or (rows <= 64 and outputs % (2 * BLOCK)):
+    if rows < _FEWEST_ROWS:
         return False
     if rows <= 64:
-        return outputs >= programs * 2 * BLOCK
+        return outputs % (2 * BLOCK) == 0 and outputs >= programs * 2 * BLOCK
     # cuBLAS reads rows of scales of W that are not aligned to 16 bytes from wrong addresses, without an error.
     if inputs // BLOCK % 4:
         return True

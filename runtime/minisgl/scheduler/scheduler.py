@@ -409,9 +409,8 @@ class Scheduler:
 
     def _fail_refused(self, done: Completed, consuming: Consuming) -> None:
         """Let matchers consume tokens of a step. Requests end whose matchers refuse them."""
-        for index, error in consume_tokens(consuming.matchers, self._ready_grammars).items():
-            slot = self._finish(done, consuming.requests[index], ERROR)
-            self._constraint_errors[slot] = error
+        for request, error in self.consume(consuming):
+            self._constraint_errors[self._finish(done, request, ERROR)] = error
 
     def _finish(self, done: Completed, request: Request, reason: int) -> int:
         """End a request with its token in `done`. Returns its slot."""
@@ -435,8 +434,7 @@ class Scheduler:
         self, rows: Mapping[int, Constraint | None], masks: IntArray, *, slow: bool = False
     ) -> dict[int, ConstraintError]:
         """Write the masks of some late rows into `masks` [L, words] of all; rows that have ended may sample any token.
-        Returns errors by row. Other threads may call it until requests are advanced by the step of
-        these rows."""
+        Returns errors by row. Other threads may call it until requests are advanced by the step of these rows."""
         return fill_masks(rows, masks, self._vocabulary, self._ready_grammars, slow=slow)
 
     def fail(self, errors: Iterable[tuple[Request, ConstraintError]]) -> None:

@@ -165,15 +165,21 @@ def test_after_a_loss_requests_go_on_at_another_replica(cluster: Cluster) -> Non
     assert cluster.wait_for(lambda state: state.retried > 1).retried == 2
 
 
-def test_after_a_loss_a_replica_that_was_not_known_yet_is_looked_up_at_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 3600.0)
+def start_one_replica(cluster: Cluster) -> tuple[Pod, bytes]:
+    """It has a request without output."""
     first = cluster.pods.start(0, cluster.model, accept_only)
     cluster.start_worker()
     cluster.wait_until_routable(0)
     request = cluster.frontend.generate(1)
     first.scheduler.wait_for(Submit)
+    return first, request
+
+
+def test_after_a_loss_a_replica_that_was_not_known_yet_is_looked_up_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 3600.0)
+    first, request = start_one_replica(cluster)
     cluster.pods.start(1, cluster.model, answering("xyz"))
     first.kill_engine()
     assert cluster.frontend.wait_for_end(request)[0] == "xyz"
@@ -184,11 +190,7 @@ def test_addresses_are_looked_up_until_a_waiting_request_has_a_replica(
 ) -> None:
     monkeypatch.setattr(discovery, "LOOKUP_SECONDS", 3600.0)
     monkeypatch.setattr(discovery, "SOON_SECONDS", 0.01)
-    first = cluster.pods.start(0, cluster.model, accept_only)
-    cluster.start_worker()
-    cluster.wait_until_routable(0)
-    request = cluster.frontend.generate(1)
-    first.scheduler.wait_for(Submit)
+    first, request = start_one_replica(cluster)
     cluster.pods.addresses.clear()
     first.kill_engine()
     assert cluster.pods.looked_up_in_vain.wait(WAIT_SECONDS)
