@@ -169,7 +169,7 @@ def test_no_step_runs_after_a_failed_one(checkpoint: Path, monkeypatch: pytest.M
         raise torch.OutOfMemoryError("no memory for a step")
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-        patch.setattr(engine.runner, "run", run_out_of_memory)
+        patch.setattr(engine.runner, "run_model", run_out_of_memory)
         engine.launch(plans[0])
     with pytest.raises(EngineError, match="no memory for a step") as refused:
         engine.launch(plans[1])

@@ -172,10 +172,6 @@ class Runner:
             report = self.sampler.resample(plain.logits, step, plain.tokens, packed.processors)
         return StepTensors(plain.tokens, report, plain.prompt_report)
 
-    def run(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> StepTensors:
-        """Run the whole step eagerly; late rows have the masks that were set last."""
-        return self.resample(self.run_model(plan, packed, step))
-
     def run_model(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> PlainSample:
         """Run the step eagerly up to the plain sample."""
         self.apply_updates(step)

@@ -129,6 +129,8 @@ class StepGraphs:
         self._cascade.clear()
         self._long.clear()
         self._prefill.clear()
+        # A method of attention, which holds the KV pool.
+        self._is_long = _never
 
 
 def _never(lengths: IntArray) -> bool:
