@@ -113,12 +113,16 @@ class MemberPod:
         self._report_ranks()
         if self._link is not None:
             self._link.tick(now)
-        elif now >= self._next_connect and not self._group.observe().alive:
+        elif now >= self._next_connect and self._ranks_have_ended():
             self._connect()
         if self._standby_at is not None and now >= self._standby_at:
             self._standby_at = None
             self._group.start_standbys()
         self._publish()
+
+    def _ranks_have_ended(self) -> bool:
+        """Whether all ranks were seen to end while the link was lost: the next leader gets no report of them."""
+        return all(state == "ended" for state in self._reported.values())
 
     def _connect(self) -> None:
         options, identity = self._options, self._options.identity
