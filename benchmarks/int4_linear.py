@@ -37,10 +37,10 @@ def random_weight(outputs: int, inputs: int) -> Int4Weight:
 
 
 def other_tiles(name: str, rows: int) -> Iterator[Int4Tile]:
-    splits = (2, 3, 4, 5, 6) if name in IN_PARTS else (1,)
+    splits = (2, 3, 4, 5, 6, 8, 10) if name in IN_PARTS else (1,)
     for count in splits:
         if rows <= 4:
-            yield from (FewRowsTile(count, warps, ahead) for warps in (4, 8) for ahead in (3, 5))
+            yield from (FewRowsTile(count, warps, ahead) for warps in (2, 4) for ahead in (2, 3, 5))
         if rows > 1:
             yield from (BatchTile(size, 64, count, 4, 4) for size in (16, 32, 64, 128) if rows <= 2 * size)
         if rows > 128:

@@ -56,7 +56,8 @@ def test_dequantized_weights_are_bitwise_those_of_a_cpu(group: int, dtype: torch
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize(
-    "tile", [FewRowsTile(1, 8, 5), FewRowsTile(1, 4, 2), FewRowsTile(3, 4, 5), FewRowsTile(2, 2, 9)]
+    "tile",
+    [FewRowsTile(1, 8, 5), FewRowsTile(1, 4, 2), FewRowsTile(3, 4, 5), FewRowsTile(2, 2, 9), FewRowsTile(6, 2, 3)],
 )
 def test_each_weight_counts_once_for_one_row(tile: FewRowsTile, group: int, dtype: torch.dtype) -> None:
     """Rows of x with a single 1 give columns of W."""

@@ -259,11 +259,11 @@ class FewRowsTile(NamedTuple):
     warps: int
     ahead: int
     """Steps of each warp that are read before it multiplies."""
-    registers: int = 128
-    """Most registers of a thread: with 128, four programs of 4 warps run on a multiprocessor, with 96 five."""
 
 
 MAX_ROWS: Final = 16
+_REGISTERS: Final = 128
+"""Most registers of a thread: four programs of 4 warps run on a multiprocessor."""
 
 
 def int4_few_rows(
@@ -286,7 +286,7 @@ def int4_few_rows(
     _few_rows[(outputs // (8 if gated else 16), tile.splits)](
         x, words, scales, x if bias is None else bias, out, outputs, rows, INPUTS=inputs, SPLITS=tile.splits,
         GROUPS=scales.shape[1] * INPUTS // OUTPUTS // inputs, ROWS=8 if rows <= 8 else 16, AHEAD=tile.ahead,
-        SINGLE=rows == 1, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, maxnreg=tile.registers,
+        SINGLE=rows == 1, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, maxnreg=_REGISTERS,
         **dependent_launch(x.device),
     )  # fmt: skip
     return out

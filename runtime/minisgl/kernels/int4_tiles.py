@@ -16,8 +16,16 @@ Int4Tile: TypeAlias = FewRowsTile | BatchTile
 
 _FEW_ROWS: Final = 4
 _MAX_ROWS: Final = 256
-_SPLIT_INPUTS: Final = 2560
-"""Inputs of a split for one row."""
+_WAVE: Final = 1056
+"""Programs of two warps that run at the same time, each with 16 outputs of one row."""
+_FEWEST_STEPS: Final = 4
+"""Steps of 128 inputs of such a program: with fewer, adding up the parts takes longer than it saves."""
+_MOST_STEPS: Final = 28
+"""With more, another wave takes less time."""
+_MOST_ROW_SPLITS: Final = 10
+_MANY_OUTPUTS: Final = 16384
+_AHEAD: Final = {5120: 2}
+"""Steps of each warp that are read ahead for one row and many outputs, by inputs; 3 for others."""
 _MOST_ROWS: Final = {16: 16, 32: 32, 64: 104, 128: 160, 256: 256}
 """Most rows of x by the rows that a program multiplies; several programs share more, and a program with fewer takes
 longer."""
@@ -35,7 +43,9 @@ def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Int4Ti
     if rows > _MAX_ROWS:
         return None
     if rows == 1:
-        return FewRowsTile(max(min(inputs // _SPLIT_INPUTS, 4), 1), 4, 3, 96) if in_parts else FewRowsTile(1, 4, 3)
+        if in_parts:
+            return FewRowsTile(_row_splits(outputs, inputs), 2, 3)
+        return FewRowsTile(1, 4, _AHEAD.get(inputs, 3) if outputs > _MANY_OUTPUTS else 3)
     if rows <= _FEW_ROWS and not in_parts:
         return FewRowsTile(1, 4, 5)
     few = outputs // OUTPUTS < _ALONE
@@ -46,6 +56,14 @@ def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Int4Ti
     # All programs run at the same time, with two steps each or more.
     splits = max(min(_PROGRAMS[tile_rows] // programs, _MOST_SPLITS, inputs // INPUTS // 2), 1)
     return BatchTile(tile_rows, OUTPUTS, splits if in_parts or few else 1, *((3, 2) if tile_rows == 256 else (4, 4)))
+
+
+def _row_splits(outputs: int, inputs: int) -> int:
+    """Splits for one row: as many as fill the fewest waves of programs in which none has too many steps."""
+    steps = inputs // INPUTS
+    most = max(min(steps // _FEWEST_STEPS, _MOST_ROW_SPLITS), 1)
+    in_waves = (waves * _WAVE // (outputs // 16) for waves in range(1, most + 1))
+    return next((splits for splits in in_waves if steps <= splits * _MOST_STEPS and splits <= most), most)
 
 
 def int4_linear(

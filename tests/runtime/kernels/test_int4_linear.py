@@ -23,7 +23,7 @@ SHARED_MEMORY = 227 << 10
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
-@pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), (1152, 896), (64, 128)])
+@pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), (8192, 28672), (1152, 896), (64, 128)])
 def test_a_tile_covers_the_product_and_fits(outputs: int, inputs: int, in_parts: bool) -> None:
     for rows in range(1, 1025):
         tile = int4_tile(rows, outputs, inputs, in_parts=in_parts)
