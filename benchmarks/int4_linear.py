@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -42,9 +42,11 @@ def other_tiles(name: str, rows: int) -> Iterator[Int4Tile]:
         if rows <= 4:
             yield from (FewRowsTile(count, warps, ahead) for warps in (2, 4) for ahead in (2, 3, 5))
         if rows > 1:
-            yield from (BatchTile(size, 64, count, 4, 4) for size in (16, 32, 64, 128) if rows <= 2 * size)
+            yield from (BatchTile(size, 64, count, 4, 4, size) for size in (16, 32, 64, 128) if rows <= 2 * size)
+        if rows > 64:
+            yield BatchTile(128, 64, count, 4, 4, 64)
         if rows > 128:
-            yield BatchTile(256, 64, count, 3, 2)
+            yield BatchTile(256, 64, count, 3, 2, 64)
 
 
 def in_bf16(x: torch.Tensor, weights: list[torch.Tensor], i: int) -> object:
@@ -62,13 +64,13 @@ def gated(x: torch.Tensor, weights: list[Int4Weight], i: int) -> object:
     return int4_gated(x, *weights[i % len(weights)])
 
 
-def measure(name: str, *, tiles: bool) -> None:
+def measure(name: str, many_rows: Sequence[int], *, tiles: bool) -> None:
     outputs, inputs = SHAPES[name]
     in_parts = name in IN_PARTS
     bandwidth = BANDWIDTH.get(torch.cuda.get_device_name(), 4.25e12)
     weights = [random_weight(outputs, inputs) for _ in range(max(2, math.ceil(2e8 / (outputs * inputs / 2))))]
     dense = [weights[0].dequantized() for _ in range(max(2, math.ceil(2e8 / (outputs * inputs * 2))))]
-    for rows in ROWS:
+    for rows in many_rows:
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
         num_bytes = outputs * inputs * (0.5 + 4 / GROUP) + 2 * rows * (inputs + outputs)
         floor = 1e6 * max(num_bytes / bandwidth, 2 * rows * outputs * inputs / PEAK)
@@ -87,12 +89,13 @@ def measure(name: str, *, tiles: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(SHAPES), help="default: all products of a layer")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--tiles", action="store_true", help="time other tiles as well")
     args = parser.parse_args()
     print(torch.cuda.get_device_name(), "µs")
     with torch.inference_mode():
         for name in args.names:
-            measure(name, tiles=args.tiles)
+            measure(name, args.rows, tiles=args.tiles)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from support.kernels.sizes import sized
 from support.numerics.ranks import all_logits, load
 
 CUDA = torch.device("cuda")
-BATCH_TILES = [BatchTile(16, 128, 1, 4, 2), BatchTile(16, 64, 3, 6, 4), BatchTile(64, 64, 2, 3, 3)]
-BATCH_TILES += [BatchTile(128, 64, 1, 2, 1), BatchTile(256, 64, 2, 3, 2)]
+BATCH_TILES = [BatchTile(16, 128, 1, 4, 2, 16), BatchTile(16, 64, 3, 6, 4, 16), BatchTile(64, 64, 2, 3, 3, 64)]
+BATCH_TILES += [BatchTile(128, 64, 1, 2, 1, 128), BatchTile(128, 64, 3, 4, 4, 64), BatchTile(256, 64, 2, 3, 2, 64)]
 
 
 def weight_of(outputs: int, inputs: int, group: int, dtype: torch.dtype = torch.bfloat16) -> Int4Weight:
@@ -82,7 +82,7 @@ def test_each_weight_is_rounded_once_for_a_batch(tile: BatchTile, group: int) ->
 
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize("tile", [FewRowsTile(1, 4, 5), FewRowsTile(2, 8, 3), *BATCH_TILES])
-@pytest.mark.parametrize("rows", sized([1, 3, 8, 9, 16, 17, 64, 65, 130], [1, 9, 65]))
+@pytest.mark.parametrize("rows", sized([1, 3, 8, 9, 16, 17, 64, 65, 130, 200], [1, 9, 65]))
 def test_a_product(rows: int, tile: Int4Tile, group: int) -> None:
     if isinstance(tile, FewRowsTile) and rows > 16:
         return

@@ -92,8 +92,10 @@ def _add_bias(total, bias, n, layout: gl.constexpr, OUTPUTS: gl.constexpr, SWAP:
 
 @gluon.jit
 def store_tile(
-    value, out, m, n, rows, stride, first_row, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr
-):
+    value, out, m, last, n, rows, stride, first_row,
+    COPIED: gl.constexpr, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SWAP: gl.constexpr,
+):  # fmt: skip
+    """Store ROWS rows from `m` on, which were copied COPIED at a time, from no later row on than `last`."""
     warps: gl.constexpr = gl.num_warps()
     VECTOR: gl.constexpr = 4
     ACROSS: gl.constexpr = min(OUTPUTS // VECTOR, 32)
@@ -103,7 +105,8 @@ def store_tile(
     m_axis: gl.constexpr = 0 if SWAP else 1
     n_axis: gl.constexpr = 1 if SWAP else 0
     value = gl.convert_layout(value.to(out.dtype.element_ty), layout)
-    rows_of = gl.expand_dims(m + gl.arange(0, ROWS, layout=gl.SliceLayout(m_axis, layout)), m_axis)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(m_axis, layout))
+    rows_of = gl.expand_dims(gl.minimum(m + row // COPIED * COPIED, last) + row % COPIED, m_axis)
     outputs_of = gl.expand_dims(n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(n_axis, layout)), n_axis)
     gl.store(out + (first_row + rows_of) * stride + outputs_of, value, mask=rows_of < rows)
 
@@ -173,7 +176,7 @@ def _batch_linear(
         total = _add_bias(total, bias, n, layout, OUTPUTS, SWAP)
     # The output reuses the memory of the stages: wait until all warps have read them.
     gl.thread_barrier()
-    store_tile(total, out, m, n, rows, outputs, split * rows, ROWS, OUTPUTS, SWAP)
+    store_tile(total, out, m, m, n, rows, outputs, split * rows, ROWS, ROWS, OUTPUTS, SWAP)
 
 
 def batch_tile(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool) -> Tile | None:

@@ -86,6 +86,8 @@ class BatchTile(NamedTuple):
     """Slots of shared memory, each for 64 inputs of x."""
     ahead: int
     """Steps of 128 inputs that W is read ahead."""
+    copied_rows: int
+    """Rows of x in a copy. Several copies for the rows of a program take longer than one, if x has all of the rows."""
 
 
 @gluon.constexpr_function
@@ -163,9 +165,11 @@ def _unpacked(words, scale, layout: gl.constexpr, WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _fill(x, m, k, arrived, ring, slot, there, BYTES: gl.constexpr):
-    mbarrier.expect(arrived.index(slot), BYTES, pred=there)
-    tma.async_copy_global_to_shared(x, [m, k], arrived.index(slot), ring.index(slot), pred=there)
+def _fill(x, m, last, k, arrived, ring, slot, there, ROWS: gl.constexpr, COPIED: gl.constexpr):
+    mbarrier.expect(arrived.index(slot), ROWS * 64 * 2, pred=there)
+    for first in gl.static_range(0, ROWS, COPIED):
+        part = ring.index(slot).slice(first, COPIED)
+        tma.async_copy_global_to_shared(x, [gl.minimum(m + first, last), k], arrived.index(slot), part, pred=there)
 
 
 @gluon.jit(do_not_specialize=["rows", "steps", "each"])
@@ -174,13 +178,14 @@ def _int4_batch(
     ROWS: gl.constexpr, SLOTS: gl.constexpr, AHEAD: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """`x` is a tensor map [rows, inputs], padded with zeros. A program computes `each` of the `steps` of 128 inputs; a
-    step has GROUPS groups. Programs that share rows of W are neighbours."""
+    """`x` is a tensor map [rows, inputs] for copies of some rows, padded with zeros. A program computes `each` of the
+    `steps` of 128 inputs; a step has GROUPS groups. Programs that share rows of W are neighbours."""
     WARPS: gl.constexpr = gl.num_warps()
-    BYTES: gl.constexpr = ROWS * 64 * 2
+    COPIED: gl.constexpr = x.block_shape[0]
     row_tiles = (rows + ROWS - 1) // ROWS
+    m = gl.program_id(0) % row_tiles * ROWS
     # The last rows overlap others: rows that x does not have would cost more time than those that it has.
-    m = gl.minimum(gl.program_id(0) % row_tiles * ROWS, gl.maximum(rows - ROWS, 0))
+    last = gl.maximum(rows - COPIED, 0)
     n = gl.program_id(0) // row_tiles * (16 * WARPS)
     split = gl.program_id(1)
     begin = split * each
@@ -203,7 +208,7 @@ def _int4_batch(
     start_next(PDL)
     wait_for_previous(PDL)
     for slot in gl.static_range(SLOTS):
-        _fill(x, m, begin * 128 + slot * 64, arrived, ring, slot, slot < turns * AHEAD * 2, BYTES)
+        _fill(x, m, last, begin * 128 + slot * 64, arrived, ring, slot, slot < turns * AHEAD * 2, ROWS, COPIED)
 
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, ROWS, 16]
@@ -231,14 +236,15 @@ def _int4_batch(
                 # All warps have read the slot before it is filled again.
                 gl.thread_barrier()
                 ahead = (turn * AHEAD + i) * 2 + half + SLOTS
-                _fill(x, m, begin * 128 + ahead * 64, arrived, ring, slot, ahead < turns * AHEAD * 2, BYTES)
+                there = ahead < turns * AHEAD * 2
+                _fill(x, m, last, begin * 128 + ahead * 64, arrived, ring, slot, there, ROWS, COPIED)
                 slot += 1
                 phase = gl.where(slot == SLOTS, phase ^ 1, phase)
                 slot = gl.where(slot == SLOTS, 0, slot)
     if BIAS:
         columns = n + gl.arange(0, 16 * WARPS, layout=gl.SliceLayout(1, layout))
         total += gl.expand_dims(gl.load(bias + columns).to(gl.float32), 1)
-    store_tile(total, out, m, n, rows, outputs, split * rows, ROWS, 16 * WARPS, True)
+    store_tile(total, out, m, last, n, rows, outputs, split * rows, COPIED, ROWS, 16 * WARPS, True)
 
 
 def int4_batch(
@@ -253,7 +259,7 @@ def int4_batch(
     shape = (rows, outputs) if tile.splits == 1 else (tile.splits, rows, outputs)
     out = torch.empty(shape, dtype=x.dtype if tile.splits == 1 else torch.float32, device=x.device)
     _int4_batch[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
-        tile_map(x, tile.rows, _SLOT), words, scales, x if bias is None else bias, out,
+        tile_map(x, tile.copied_rows, _SLOT), words, scales, x if bias is None else bias, out,
         rows, outputs, steps, triton.cdiv(steps, tile.splits), ROWS=tile.rows, SLOTS=tile.slots, AHEAD=tile.ahead,
         GROUPS=groups, BIAS=bias is not None, num_warps=tile.outputs // 16, **dependent_launch(x.device),
     )  # fmt: skip

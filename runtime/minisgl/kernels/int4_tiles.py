@@ -23,17 +23,20 @@ _FEWEST_STEPS: Final = 4
 _MOST_STEPS: Final = 28
 """With more, another wave takes less time."""
 _MOST_ROW_SPLITS: Final = 10
-_MANY_OUTPUTS: Final = 16384
 _AHEAD: Final = {5120: 2}
 """Steps of each warp that are read ahead for one row and many outputs, by inputs; 3 for others."""
-_MOST_ROWS: Final = {16: 16, 32: 32, 64: 104, 128: 160, 256: 256}
-"""Most rows of x by the rows that a program multiplies; several programs share more, and a program with fewer takes
-longer."""
-_PROGRAMS: Final = {16: 528, 32: 528, 64: 528, 128: 396, 256: 264}
+_MANY_OUTPUTS: Final = 16384
+"""A product with fewer outputs is split even if its consumer does not add up the parts."""
+_MOST_ROWS: Final = {16: 16, 32: 32, 64: 64, 128: 128, 256: 256}
+"""Most rows of x by the rows that a program multiplies, of a product with few outputs."""
+_MOST_ROWS_OF_MANY: Final = {16: 16, 32: 32, 64: 104, 128: 256}
+"""The same with many outputs: several programs share more rows, and a program with fewer takes longer."""
+_COPIED_ROWS: Final = 64
+"""Most rows in a copy with few outputs: the last copy begins with rows of the one before rather than read rows that x
+does not have, which takes longer. With many outputs a second copy takes longer than that."""
+_PROGRAMS: Final = {16: 528, 32: 528, 64: 528, 128: 264, 256: 264}
 """Programs that run at the same time, by the rows of x that a program multiplies."""
 _MOST_SPLITS: Final = 6
-_ALONE: Final = 256
-"""Programs for one row tile from which a product is not split unless its consumer adds up the parts."""
 
 
 @functools.cache
@@ -42,20 +45,25 @@ def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Int4Ti
     dequantized weights. `in_parts`: the consumer adds up the parts of a tile with splits."""
     if rows > _MAX_ROWS:
         return None
+    few = outputs < _MANY_OUTPUTS
     if rows == 1:
         if in_parts:
             return FewRowsTile(_row_splits(outputs, inputs), 2, 3)
-        return FewRowsTile(1, 4, _AHEAD.get(inputs, 3) if outputs > _MANY_OUTPUTS else 3)
+        return FewRowsTile(1, 4, 3 if few else _AHEAD.get(inputs, 3))
     if rows <= _FEW_ROWS and not in_parts:
         return FewRowsTile(1, 4, 5)
-    few = outputs // OUTPUTS < _ALONE
-    # With many programs two of 128 rows take less time than one of 256.
-    sizes = (size for size, most in _MOST_ROWS.items() if rows <= most or (size == 128 and not few))
-    tile_rows = next(sizes)
+    most_rows = _MOST_ROWS if few else _MOST_ROWS_OF_MANY
+    tile_rows = next(size for size, most in most_rows.items() if rows <= most)
     programs = -(-rows // tile_rows) * (outputs // OUTPUTS)
     # All programs run at the same time, with two steps each or more.
     splits = max(min(_PROGRAMS[tile_rows] // programs, _MOST_SPLITS, inputs // INPUTS // 2), 1)
-    return BatchTile(tile_rows, OUTPUTS, splits if in_parts or few else 1, *((3, 2) if tile_rows == 256 else (4, 4)))
+    return BatchTile(
+        tile_rows,
+        OUTPUTS,
+        splits if in_parts or few else 1,
+        *((3, 2) if tile_rows == 256 else (4, 4)),
+        copied_rows=min(tile_rows, _COPIED_ROWS) if few else tile_rows,
+    )
 
 
 def _row_splits(outputs: int, inputs: int) -> int:

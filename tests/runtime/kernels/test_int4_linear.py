@@ -54,7 +54,7 @@ def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups
     tile = int4_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
     assert isinstance(tile, BatchTile)
     types = {
-        "x": map_type("bf16", tile.rows, 64),
+        "x": map_type("bf16", tile.copied_rows, 64),
         "words": "*i32",
         "scales": "*i32",
         "bias": "*bf16",
