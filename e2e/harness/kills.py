@@ -17,7 +17,6 @@ from harness.mixed_load import KINDS, Answer, Failed, read_whole
 STREAMS: Final = 8
 STARTED: Final = 6
 """Answers that must be in the middle at a kill."""
-_TOKENS: Final = 900
 _BETWEEN: Final = 16
 """Tokens that an answer must get between two losses, or the second one ends it."""
 _EDGE: Final = 0.2
@@ -28,6 +27,15 @@ _BACK_SECONDS: Final = 0.5
 machine with two cores from the pods whose pauses are measured."""
 _KINDS: Final = ("long", "penalties", "top-p", "two choices")
 """Kinds whose answers can be that long; the others follow in turn, as short as they are."""
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """Answers without a kill. `tokens`: length of the long ones."""
+
+    tokens: int
+    answers: dict[str, tuple[Answer, int]]
+    """Answer of each kind, and the number of its chunks."""
 
 
 @dataclass
@@ -50,8 +58,7 @@ class Kills:
     the first one after it."""
 
     url: str
-    expected: dict[str, tuple[Answer, int]]
-    """Answer of each kind, and the number of its chunks, without a kill."""
+    undisturbed: Undisturbed
     kills: int = 0
     requests: int = 0
     gaps: list[float] = field(default_factory=list)
@@ -69,10 +76,10 @@ class Kills:
             kind = _KINDS[turn % len(_KINDS)] if turn % 4 else kinds[turn // 4 % len(kinds)]
             turn += 1
             self.requests += 1
-            expected, length = self.expected[kind]
+            expected, length = self.undisturbed.answers[kind]
             stream = self._streams[number] = _Stream(length)
             try:
-                found = stream_answer(self.url, kind, stream.times)
+                found = stream_answer(self.url, kind, self.undisturbed.tokens, stream.times)
             except Failed as error:
                 self.failed.append(f"{kind}: {error}")
                 continue
@@ -124,12 +131,13 @@ class Kills:
         return [stream for stream in self._reading() if stream.in_the_middle]
 
 
-def stream_answer(url: str, kind: str, times: list[float]) -> Answer:
-    """A streamed answer; the time of each chunk is added to `times`. Raises Failed."""
+def stream_answer(url: str, kind: str, tokens: int, times: list[float]) -> Answer:
+    """A streamed answer, of so many tokens if its kind can be that long; the time of each chunk is added to `times`.
+    Raises Failed."""
     path, fields = KINDS[kind]
     body = {"model": "demo", "stream": True, **fields}
     if kind in _KINDS:
-        body["max_tokens"] = _TOKENS
+        body["max_tokens"] = tokens
     lines: list[str] = []
     try:
         with httpx.stream("POST", url + path, json=body, timeout=_PATIENCE) as response:
@@ -144,13 +152,18 @@ def stream_answer(url: str, kind: str, times: list[float]) -> Answer:
     return read_whole(path, lines)
 
 
-@contextmanager
-def kills(url: str) -> Iterator[Kills]:
-    """Read eight answers at any time while the block kills."""
-    expected = {}
+def undisturbed(url: str, tokens: int) -> Undisturbed:
+    """Read an answer of each kind, one after the other."""
+    answers = {}
     for kind in KINDS:
         times: list[float] = []
-        expected[kind] = (stream_answer(url, kind, times), len(times))
+        answers[kind] = (stream_answer(url, kind, tokens, times), len(times))
+    return Undisturbed(tokens, answers)
+
+
+@contextmanager
+def kills(url: str, expected: Undisturbed) -> Iterator[Kills]:
+    """Read eight answers at any time while the block kills."""
     found = Kills(url, expected)
     with ThreadPoolExecutor(STREAMS) as pool:
         reading = [pool.submit(found.run, number) for number in range(STREAMS)]

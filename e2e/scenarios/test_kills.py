@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from cluster.containers import ctr
 from harness.client import ClientPod
 from harness.continuity import Measurement, write_result
-from harness.kills import Kills, kills
+from harness.kills import Kills, Undisturbed, kills, undisturbed
 from harness.models import cpu_model
 from harness.namespace import Namespace
 from harness.ranks import kill_rank, launcher_status
@@ -29,6 +30,24 @@ def serve(namespace: Namespace, **spec: Any) -> None:
     namespace.wait_for_condition("demo", "Ready")
 
 
+Known = dict[tuple[int, int], Undisturbed]
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    """Answers without a kill by the ranks of a replica and the length of long answers: all tests get the same."""
+    return {}
+
+
+def killing(known: Known, client: ClientPod, tensor: int, count: int) -> AbstractContextManager[Kills]:
+    """Read answers of the model, long enough for so many kills, while the block kills."""
+    url = client.service_url("demo")
+    key = tensor, 900 if count > 6 else 400
+    if key not in known:
+        known[key] = undisturbed(url, tokens=key[1])
+    return kills(url, known[key])
+
+
 def check(scenario: str, found: Kills, measurement: Measurement) -> None:
     measurement(f"{scenario}: {found.summary()}")
     write_result(scenario, found.result())
@@ -38,7 +57,7 @@ def check(scenario: str, found: Kills, measurement: Measurement) -> None:
 
 @pytest.mark.parametrize("count", [6, SOAK(240)])
 def test_answers_go_on_when_ranks_are_killed(
-    namespace: Namespace, client: ClientPod, measurement: Measurement, count: int
+    namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int
 ) -> None:
     serve(namespace, tensor=2)
 
@@ -48,7 +67,7 @@ def test_answers_go_on_when_ranks_are_killed(
         return bool(leader["restarts"] >= restarts and leader["phase"] == "Ready" and standbys)
 
     namespace.wait("standbys", partial(is_back, 0))
-    with kills(client.service_url("demo")) as found:
+    with killing(known, client, 2, count) as found:
         for number in range(count):
             rank = number % 2
             restarts = launcher_status(namespace, PODS[0])["restarts"] + 1
@@ -58,10 +77,10 @@ def test_answers_go_on_when_ranks_are_killed(
 
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (1, 2), SOAK(25, 1), SOAK(25, 2)])
 def test_answers_go_on_when_pods_are_killed(
-    namespace: Namespace, client: ClientPod, measurement: Measurement, count: int, replicas: int
+    namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int, replicas: int
 ) -> None:
     serve(namespace, replicas=replicas)
-    with kills(client.service_url("demo")) as found:
+    with killing(known, client, 1, count) as found:
         for number in range(count):
             _kill_pods(namespace, found, f"demo-r{number % replicas}-0")
     check(f"{count} pods killed, {replicas} replicas", found, measurement)
@@ -69,10 +88,10 @@ def test_answers_go_on_when_pods_are_killed(
 
 @pytest.mark.parametrize("count", [1, SOAK(10)])
 def test_answers_go_on_when_a_replica_is_killed(
-    namespace: Namespace, client: ClientPod, measurement: Measurement, count: int
+    namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int
 ) -> None:
     serve(namespace, tensor=2)
-    with kills(client.service_url("demo")) as found:
+    with killing(known, client, 2, count) as found:
         for _ in range(count):
             _kill_pods(namespace, found, *PODS)
     check(f"{count} replicas killed", found, measurement)
