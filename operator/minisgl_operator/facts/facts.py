@@ -45,6 +45,7 @@ from minisgl_operator.facts.waves import Turn
 from minisgl_operator.render import engine, frontend, model_files, names, render
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
+from minisgl_operator.render.pruning import Pruning, pruning
 
 # Conditions of a PVC whose volume driver could not expand the volume.
 _RESIZE_FAILED: Final = ("ControllerResizeError", "NodeResizeError")
@@ -400,12 +401,10 @@ class Facts:
         return any(ref.kind == "Job" and ref not in self.desired for ref in self.observed.children)
 
     @cached_property
-    def directories_in_use(self) -> frozenset[str]:
-        return directories_in_use(self.model, self.observed, self.history, self.revisions_in_use)
-
-    @cached_property
-    def unused_are_obsolete(self) -> bool:
-        return unused_are_obsolete(self.replicas, self.observed)
+    def pruning(self) -> Pruning | None:
+        """What a fetch Job that is created now may remove; None for nothing."""
+        in_use = directories_in_use(self.model, self.observed, self.history, self.revisions_in_use)
+        return pruning(self.model, in_use, others_obsolete=unused_are_obsolete(self.replicas, self.observed))
 
     @cached_property
     def ending_fetch_pod(self) -> Manifest | None:

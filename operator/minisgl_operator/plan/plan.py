@@ -22,6 +22,7 @@ from minisgl_operator.render import names, storage
 from minisgl_operator.render.availability import engine_budget
 from minisgl_operator.render.engine import first_pod
 from minisgl_operator.render.history import controller_revision
+from minisgl_operator.render.pruning import pruning_of, with_pruning
 
 _USED_BY_PODS: Final = frozenset({"PersistentVolumeClaim", "ServiceAccount"})
 _CREATE_PODS: Final = frozenset({"Deployment", "Job", "StatefulSet"})
@@ -127,9 +128,7 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
                 # it is, or is deleted to be created again.
                 del result[ref]
             else:
-                result[ref] = storage.with_removable_directories(
-                    manifest, facts.model, facts.directories_in_use, others_obsolete=facts.unused_are_obsolete
-                )
+                result[ref] = with_pruning(manifest, facts.pruning)
     if facts.keeps_frontends:
         result.pop(Ref("Deployment", names.frontend(facts.model.name)))
     if (record := _new_record(facts)) is not None:
@@ -235,10 +234,20 @@ def _must_be_replaced(facts: Facts, job: Manifest, desired: Manifest) -> bool:
     """True if the fetch Job must be deleted so that a new one can be created."""
     if has_condition(job, "Complete"):
         return refetch_needed(facts.model, facts.observed, job)
-    if revision_of(job) != revision_of(desired):
+    if revision_of(job) != revision_of(desired) or _can_make_room(facts, job):
         return True
     retried_at = retry_time(job)
     return retried_at is not None and facts.now >= retried_at
+
+
+def _can_make_room(facts: Facts, job: Manifest) -> bool:
+    """True if the download does not fit, and the pods of a new Job may remove a checkpoint that those of this one keep,
+    as when the last pod that used it has ended. Each new Job keeps what is in use then, and must report again that its
+    download does not fit, so that it is replaced only after another change."""
+    kept = pruning_of(job)
+    if facts.fetch is None or not facts.fetch.needed_bytes or kept is None or facts.pruning is None:
+        return False
+    return facts.pruning.allows_more_than(kept)
 
 
 def seconds_until_fetch(facts: Facts) -> float | None:

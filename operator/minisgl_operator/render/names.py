@@ -26,6 +26,8 @@ PARTIAL_STARTS_ANNOTATION: Final = "serving.minisgl.io/partial-starts"
 """Annotation of a StatefulSet: how often in succession only a part of its pods got nodes."""
 PAUSED_UNTIL_ANNOTATION: Final = "serving.minisgl.io/paused-until"
 """Annotation of a StatefulSet: its pods are not created again before this time."""
+PRUNING_ANNOTATION: Final = "serving.minisgl.io/pruning"
+"""Annotation of a fetch Job: the directories that its pods may remove, as in their arguments."""
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 VOLCANO_SCHEDULER: Final = "volcano"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection
 from typing import Any, Final
 
 from minisgl.wire.status import CONTROL_PORT
@@ -79,28 +77,6 @@ def fetch_job(model: InferenceModel, defaults: Defaults) -> Manifest:
     labels = {names.REVISION_LABEL: names.revision(template)}
     name = names.fetch(model.name, key)
     return child(model, "batch/v1", "Job", name, names.FETCH, {"spec": spec}, labels=labels)
-
-
-def with_removable_directories(
-    job: Manifest, model: InferenceModel, in_use: Collection[str], *, others_obsolete: bool
-) -> Manifest:
-    """The Job to create, whose pod may remove directories if the claim is too small. Its revision does not depend on
-    this, as the directories in use change while it runs: their set at its creation holds until it ends, because
-    engines get another directory only by another Job.
-
-    Nothing is removed from a claim that the user named or retains. `others_obsolete`: fetched directories that are not
-    in use may be removed, not only partial downloads.
-    """
-    cache = model.spec.model.hub_cache
-    if cache.claim_name is not None or cache.retain:
-        return job
-    kept = ("--keep", *sorted(in_use)) if in_use else ()
-    result = copy.deepcopy(job)
-    result["spec"]["template"]["spec"]["containers"][0]["args"] += [
-        *("--prune", "unused" if others_obsolete else "partial"),
-        *kept,
-    ]
-    return result
 
 
 def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from minisgl_operator.render.names import (
     MODEL_LABEL,
     PARTIAL_STARTS_ANNOTATION,
     PAUSED_UNTIL_ANNOTATION,
+    PRUNING_ANNOTATION,
 )
 from minisgl_operator.shell.resources import MODEL, POD, Resource, of_kind
 
@@ -215,7 +216,6 @@ _METADATA: Final = (
     "labels",
     "ownerReferences",
 )
-_ANNOTATIONS: Final = (PARTIAL_STARTS_ANNOTATION, PAUSED_UNTIL_ANNOTATION)
 _POD_STATUS: Final = (
     "phase",
     "reason",
@@ -240,12 +240,10 @@ def trim(body: Manifest) -> Manifest:
     match body["kind"]:
         case "Pod":
             small["spec"] = {name: body["spec"].get(name) for name in ("nodeName", "schedulingGates")}
-            if (key := (metadata.get("annotations") or {}).get(CACHE_KEY_ANNOTATION)) is not None:
-                kept_metadata["annotations"] = {CACHE_KEY_ANNOTATION: key}
+            kept_metadata["annotations"] = _annotations(metadata, CACHE_KEY_ANNOTATION)
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":
-            annotations = metadata.get("annotations") or {}
-            kept_metadata["annotations"] = {name: annotations[name] for name in _ANNOTATIONS if name in annotations}
+            kept_metadata["annotations"] = _annotations(metadata, PARTIAL_STARTS_ANNOTATION, PAUSED_UNTIL_ANNOTATION)
             spec = body["spec"]
             metadata = spec["template"].get("metadata", {})
             template = {"metadata": {name: metadata[name] for name in ("labels", "annotations") if name in metadata}}
@@ -256,11 +254,17 @@ def trim(body: Manifest) -> Manifest:
             small["spec"] = {name: body["spec"][name] for name in claimed if name in body["spec"]}
             small["status"] = status
         case "Job":
+            kept_metadata["annotations"] = _annotations(metadata, PRUNING_ANNOTATION)
             small["status"] = status
         case "ControllerRevision":
             # Encoded, a template takes a tenth of the memory.
             small |= {"data": msgspec.json.encode(body.get("data")), "revision": body["revision"]}
     return small
+
+
+def _annotations(metadata: Manifest, *kept: str) -> dict[str, str]:
+    annotations = metadata.get("annotations") or {}
+    return {name: annotations[name] for name in kept if name in annotations}
 
 
 def _significant(pod: Manifest) -> object:

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from minisgl_operator.api.objects import Manifest
+from minisgl_operator.render import storage
+from minisgl_operator.render.pruning import Pruning, pruning_of, with_pruning
 from minisgl_operator.shell.apply import Applier, ConflictDetected
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import of_kind
-from minisgl_operator.shell.store import ModelKey, Store
+from minisgl_operator.shell.store import ModelKey, Store, trim
 from support.cluster.control_plane import LocalControlPlane
+from support.cluster.inference_models import DEFAULTS, inference_model
 
 KEY = ModelKey("default", "m")
 MODEL: Manifest = {"kind": "InferenceModel", "metadata": {"name": "m", "namespace": "default", "uid": "u-1"}}
@@ -120,6 +123,22 @@ async def test_a_field_unknown_to_the_server_is_an_error(client: Client, applier
     with pytest.raises(ApiError) as refused:
         await applier.apply(KEY, body, MODEL)
     assert refused.value.status in (400, 422, 500) and "prots" in refused.value.message
+
+
+async def test_what_a_fetch_job_may_remove_never_differs_from_its_arguments(client: Client, applier: Applier) -> None:
+    """Two operators may create it at the same time. The second apply is rejected as a whole, as arguments of a Job are
+    immutable."""
+    rendered = storage.fetch_job(inference_model(), DEFAULTS)
+    rendered["metadata"] |= {"namespace": "default", "ownerReferences": service("x")["metadata"]["ownerReferences"]}
+    before, after = (with_pruning(rendered, Pruning("unused", keep)) for keep in (("a", "b"), ("b",)))
+    assert before["metadata"]["labels"] == after["metadata"]["labels"], "it would be replaced"
+    await applier.apply(KEY, before, MODEL)
+    with pytest.raises(ApiError, match="immutable"):
+        await applier.apply(KEY, after, MODEL)
+    live = await client.get(of_kind("Job"), "default", before["metadata"]["name"])
+    assert live is not None
+    assert live["spec"]["template"]["spec"]["containers"][0]["args"][-2:] == ["a", "b"]
+    assert pruning_of(live) == pruning_of(trim(live)) == Pruning("unused", ("a", "b"))
 
 
 async def test_a_delete_requires_the_same_uid(client: Client) -> None:

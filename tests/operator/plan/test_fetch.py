@@ -19,6 +19,7 @@ from support.cluster.inference_models import DEFAULTS, HUB, inference_model, raw
 from support.cluster.simulated_cluster import START, SimulatedCluster
 
 OTHER = {"huggingFace": {"repo": "Qwen/Qwen3-14B"}}
+THIRD = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
 
 
 def fetch_job(source: dict[str, Any] = HUB) -> Ref:
@@ -154,10 +155,9 @@ def test_the_directories_of_a_rollout_that_stopped_are_kept() -> None:
     cluster.edit({"model": {"source": OTHER}, "engine": {"image": "broken:1"}})
     cluster.settle()
     assert len(cluster.serving()) == 1
-    third = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
-    cluster.edit({"model": {"source": third}})
+    cluster.edit({"model": {"source": THIRD}})
     cluster.reconcile()
-    assert removable(fetch_arguments(cluster.plan(), third)) == ("unused", sorted([key_of(HUB), key_of(OTHER)]))
+    assert removable(fetch_arguments(cluster.plan(), THIRD)) == ("unused", sorted([key_of(HUB), key_of(OTHER)]))
 
 
 def test_a_recorded_revision_that_no_rollback_needs_is_removed() -> None:
@@ -166,10 +166,9 @@ def test_a_recorded_revision_that_no_rollback_needs_is_removed() -> None:
     cluster.edit({"model": {"source": OTHER}})
     cluster.settle()
     assert len([ref for ref in cluster.objects if ref.kind == "ControllerRevision"]) == 2
-    third = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
-    cluster.edit({"model": {"source": third}})
+    cluster.edit({"model": {"source": THIRD}})
     cluster.reconcile()
-    assert removable(fetch_arguments(cluster.plan(), third)) == ("unused", [key_of(OTHER)])
+    assert removable(fetch_arguments(cluster.plan(), THIRD)) == ("unused", [key_of(OTHER)])
 
 
 def test_nothing_but_partial_downloads_is_removed_while_no_replica_serves() -> None:
@@ -180,10 +179,9 @@ def test_nothing_but_partial_downloads_is_removed_while_no_replica_serves() -> N
     cluster.edit({"model": {"source": OTHER}, "engine": {"image": "broken:1"}})
     cluster.settle()
     assert not cluster.serving()
-    third = {"huggingFace": {"repo": "Qwen/Qwen3-32B"}}
-    cluster.edit({"model": {"source": third}})
+    cluster.edit({"model": {"source": THIRD}})
     cluster.reconcile()
-    assert removable(fetch_arguments(cluster.plan(), third)) == ("partial", sorted([key_of(HUB), key_of(OTHER)]))
+    assert removable(fetch_arguments(cluster.plan(), THIRD)) == ("partial", sorted([key_of(HUB), key_of(OTHER)]))
     assert removable(fetch_arguments(SimulatedCluster(raw_model(), DEFAULTS).plan(), HUB)) == ("partial", [])
 
 
@@ -224,6 +222,106 @@ def test_an_existing_fetch_stays_as_it_is_when_the_directories_in_use_change() -
     steps = cluster.plan()
     assert fetch_job(OTHER) not in applied(steps) | deleted(steps)
     assert "unused" in made["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def without_room() -> SimulatedCluster:
+    """A claim for two checkpoints is full: a new revision serves, and a pod of the previous one does not end. The fetch
+    of a third one has failed."""
+    cluster = SimulatedCluster(raw_model(), DEFAULTS)
+    cluster.room = 2
+    cluster.settle()
+    cluster.hanging = {pod["metadata"]["uid"] for pod in cluster.pods.values()}
+    cluster.edit({"model": {"source": OTHER}})
+    cluster.settle()
+    assert list(cluster.serving().values()) == [cluster.facts().revision]
+    cluster.edit({"model": {"source": THIRD}})
+    cluster.settle()
+    fetch = cluster.facts().fetch
+    assert fetch is not None and fetch.needed_bytes
+    return cluster
+
+
+def uid_of(cluster: SimulatedCluster, ref: Ref) -> str:
+    return str(cluster.objects[ref]["metadata"]["uid"])
+
+
+def end_drained_pods(cluster: SimulatedCluster) -> None:
+    cluster.hanging.clear()
+    cluster.run_kubelets()
+    cluster.look()
+
+
+def test_a_fetch_without_room_starts_again_when_a_directory_that_it_keeps_is_no_longer_used() -> None:
+    cluster = without_room()
+    first = cluster.objects[fetch_job(THIRD)]
+    arguments = first["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert removable(arguments) == ("unused", sorted([key_of(HUB), key_of(OTHER)]))
+    assert fetch_job(THIRD) not in deleted(cluster.plan())
+    end_drained_pods(cluster)
+    (step,) = [step for step in cluster.plan() if isinstance(step, Delete) and step.ref == fetch_job(THIRD)]
+    assert (step.uid, step.propagation) == (first["metadata"]["uid"], "Foreground")
+    assert fetch_job(THIRD) not in applied(cluster.plan()), "created before the pods of the previous one have ended"
+    cluster.reconcile()
+    assert removable(fetch_arguments(cluster.plan(), THIRD)) == ("unused", [key_of(OTHER)])
+    cluster.settle()
+    assert cluster.checkpoints == [key_of(OTHER), key_of(THIRD)]
+    assert list(cluster.serving().values()) == [cluster.facts().revision]
+
+
+def test_a_fetch_is_replaced_once_when_the_room_of_an_unused_directory_is_not_enough() -> None:
+    cluster = without_room()
+    cluster.room = 1
+    first = uid_of(cluster, fetch_job(THIRD))
+    end_drained_pods(cluster)
+    cluster.settle()
+    second = uid_of(cluster, fetch_job(THIRD))
+    assert second != first
+    cluster.settle()
+    assert uid_of(cluster, fetch_job(THIRD)) == second
+    cluster.room = 2
+    cluster.settle()
+    assert cluster.checkpoints == [key_of(OTHER), key_of(THIRD)]
+
+
+def test_a_fetch_that_has_room_is_not_replaced_when_a_directory_is_no_longer_used() -> None:
+    cluster = without_room()
+    cluster.objects[fetch_job(THIRD)]["status"] = {"active": 1}
+    end_drained_pods(cluster)
+    assert fetch_job(THIRD) not in deleted(cluster.plan()) | applied(cluster.plan())
+
+
+def test_a_fetch_that_must_keep_all_checkpoints_starts_again_when_a_replica_serves() -> None:
+    cluster = without_room()
+    for pod in cluster.pods.values():
+        pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    cluster.remove(fetch_job(THIRD))
+    for _ in range(2):
+        cluster.reconcile()
+        cluster.run_controllers()
+        cluster.look()
+    arguments = cluster.objects[fetch_job(THIRD)]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert removable(arguments) == ("partial", sorted([key_of(HUB), key_of(OTHER)]))
+    assert fetch_job(THIRD) not in deleted(cluster.plan())
+    end_drained_pods(cluster)
+    assert fetch_job(THIRD) in deleted(cluster.plan())
+    cluster.settle()
+    assert cluster.checkpoints == [key_of(OTHER), key_of(THIRD)]
+
+
+@pytest.mark.parametrize("annotations", [{}, {names.PRUNING_ANNOTATION: '["unused"]'}], ids=["0.1.0", "edited"])
+def test_a_fetch_whose_arguments_are_not_known_is_left_alone(annotations: dict[str, str]) -> None:
+    cluster = without_room()
+    cluster.objects[fetch_job(THIRD)]["metadata"]["annotations"] = annotations
+    end_drained_pods(cluster)
+    assert fetch_job(THIRD) not in deleted(cluster.plan()) | applied(cluster.plan())
+
+
+def test_a_fetch_is_not_replaced_to_remove_nothing() -> None:
+    """The claim is retained from now on."""
+    cluster = without_room()
+    cluster.edit({"model": {"source": THIRD, "cache": {"retain": True}}})
+    end_drained_pods(cluster)
+    assert fetch_job(THIRD) not in deleted(cluster.plan())
 
 
 @pytest.mark.parametrize("complete", [False, True])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from minisgl_operator.api.objects import Ref, ref_of
+from minisgl_operator.facts.cache_use import cache_key_of
 from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.plan.plan import Apply, Delete
 from minisgl_operator.render import initial_replicas, names, render
@@ -23,6 +24,7 @@ from support.cluster.simulated_cluster import NODES
 
 IMAGES = ("engine:1", "engine:2", "engine:broken", "engine:unusable", "engine:refused")
 PARALLELISM = ({"tensor": 1}, {"tensor": 2, "gpusPerPod": 1}, {"tensor": 4, "gpusPerPod": 2})
+REPOS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B")
 FOREIGN = (
     Ref("Service", "qwen"),
     Ref("StatefulSet", "qwen-r1"),
@@ -77,7 +79,7 @@ class Cluster(RuleBasedStateMachine):
     def split_otherwise(self, parallelism: dict[str, Any]) -> None:
         self.cluster.edit({"parallelism": parallelism})
 
-    @rule(repo=st.sampled_from(("Qwen/Qwen3-8B", "Qwen/Qwen3-14B")))
+    @rule(repo=st.sampled_from(REPOS))
     def change_model(self, repo: str) -> None:
         self.cluster.edit({"model": {"source": {"huggingFace": {"repo": repo}}}})
 
@@ -194,6 +196,22 @@ class Cluster(RuleBasedStateMachine):
     def a_quota_is_set(self, pods: int | None) -> None:
         self.cluster.quota = pods
 
+    @rule(checkpoints=st.none() | st.integers(1, 3))
+    def the_claim_is_sized(self, checkpoints: int | None) -> None:
+        self.cluster.room = checkpoints
+
+    @rule(checkpoints=st.integers(1, 3), repos=st.permutations(REPOS))
+    def the_claim_is_full(self, checkpoints: int, repos: list[str]) -> None:
+        """One model after the other is fetched onto a small claim, while no pod of the earlier ones ends."""
+        self.cluster.room = checkpoints
+        for repo in repos:
+            self.cluster.hanging |= {pod["metadata"]["uid"] for pod in self.cluster.pods.values()}
+            self.change_model(repo)
+            self.cluster.settle()
+        self.cluster.hanging.clear()
+        self.cluster.settle()
+        self._no_room_can_be_made()
+
     @rule()
     def frontends_look(self) -> None:
         self.cluster.run_frontends()
@@ -206,7 +224,7 @@ class Cluster(RuleBasedStateMachine):
         self.cluster.silent.clear()
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
-        self.cluster.quota = None
+        self.cluster.quota = self.cluster.room = None
         if restarted:
             self.cluster.edit({"suspend": True})
             self.cluster.settle()
@@ -232,6 +250,10 @@ class Cluster(RuleBasedStateMachine):
         self.cluster.slots = self.cluster.quota = None
         strategy = self.cluster.raw["spec"]["rollout"]["strategy"]
         self.cluster.edit({"engine": {"image": image}, "rollout": {"strategy": strategy, "autoRollback": False}})
+        if self.cluster.room is not None:
+            self.cluster.settle()
+            self._no_room_can_be_made()
+            self.cluster.room = None
         for _ in range(2):
             self.cluster.settle()
             self.cluster.now += timedelta(minutes=10)
@@ -255,6 +277,21 @@ class Cluster(RuleBasedStateMachine):
                 pods = {name for name, pod in self.cluster.pods.items() if name.startswith(ref.name + "-")}
                 assert len(pods) == manifest["spec"]["replicas"]
         assert len(self.cluster.routed()) == sum(ref.kind == "StatefulSet" for ref in wanted)
+
+    def _no_room_can_be_made(self) -> None:
+        """A fetch waits for room only while no replica serves, or all checkpoints on the claim are in use."""
+        cluster = self.cluster
+        fetch = cluster.facts().fetch
+        if fetch is None or not fetch.needed_bytes or not cluster.serving():
+            return
+        ours = cluster.observed().children
+        templates = [body["spec"]["template"] for ref, body in ours.items() if ref.kind == "StatefulSet"]
+        used = {cache_key_of(each) for each in (*templates, *cluster.pods.values())}
+        stable = cluster.facts().stable_template
+        if stable is not None:
+            used.add(stable.cache_key)
+        free = set(cluster.checkpoints) - used
+        assert len(cluster.checkpoints) - len(free) >= (cluster.room or 0), f"{free} could be removed"
 
     @invariant()
     def no_replica_has_two_revisions(self) -> None:

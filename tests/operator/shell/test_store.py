@@ -6,6 +6,7 @@ from typing import Any
 from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import storage
+from minisgl_operator.render.pruning import Pruning, pruning_of, with_pruning
 from minisgl_operator.shell.resources import MODEL, of_kind
 from minisgl_operator.shell.store import Id, ModelKey, Store, model_of, object_id, spec_hash
 from support.cluster.inference_models import DEFAULTS, HUB, raw_model
@@ -190,3 +191,19 @@ def test_the_class_of_a_claim_is_known_when_a_new_default_is_rendered() -> None:
     model = InferenceModel.parse(raw_model({}, source=HUB))
     wanted = storage.claim(model, replace(DEFAULTS, models=ModelDefaults(storage_class_name="fast")))
     assert storage.adjusted(model, wanted, stored.body)["spec"]["storageClassName"] == "slow"
+
+
+def test_what_a_fetch_may_remove_is_known_without_its_arguments() -> None:
+    model = InferenceModel.parse(raw_model({}, source=HUB))
+    allowed = Pruning("unused", ("another", "one"))
+    job = with_pruning(storage.fetch_job(model, DEFAULTS), allowed)
+    job["metadata"] |= {"uid": "u1", "resourceVersion": "1"}
+    store = Store()
+    store.put(job)
+    stored = store.get("Job", job["metadata"]["namespace"], job["metadata"]["name"])
+    assert stored is not None and "spec" not in stored.body
+    assert pruning_of(stored.body) == allowed
+    job["metadata"] |= {"resourceVersion": "2", "annotations": {"example.com/mine": "3"}}
+    store.put(job)
+    stored = store.get("Job", job["metadata"]["namespace"], job["metadata"]["name"])
+    assert stored is not None and pruning_of(stored.body) is None

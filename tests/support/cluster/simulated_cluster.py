@@ -14,8 +14,9 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from minisgl_operator.api.objects import Manifest, Ref, controller_uid, is_deleting, ref_of
+from minisgl_operator.api.objects import Manifest, Ref, controller_uid, has_condition, is_deleting, ref_of
 from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.facts.cache_use import cache_key_of
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
 from minisgl_operator.facts.nodes import NodeState
@@ -25,6 +26,7 @@ from minisgl_operator.facts.waves import Turn
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
+from minisgl_operator.shell.store import trim
 from minisgl_operator.status.rollout import rollout_status
 from minisgl_operator.status.status import derive_status
 from support.frontend.simulated_frontend import SimulatedFrontend
@@ -32,6 +34,7 @@ from support.frontend.simulated_frontend import SimulatedFrontend
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODES = ("node-0", "node-1", "node-2")
 REFUSAL = "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: this image is not allowed"
+NO_ROOM = {"kind": "fetch", "phase": "Failed", "reason": "NoSpace", "needed_bytes": 2, "free_bytes": 1}
 _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 
@@ -41,7 +44,10 @@ class SimulatedCluster:
     of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
     shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
     `placement` shuffles them. `quota` is the number of engine pods that may exist; None: any. Admission refuses pods
-    with `refused` images; `dry_run` is the HTTP status of a dry run instead. `downloads`: fetch Jobs complete.
+    with `refused` images; `dry_run` is the HTTP status of a dry run instead.
+
+    `downloads`: fetch Jobs complete, unless the claim with its `checkpoints` has no room for another one. `room` is the
+    number of checkpoints that fit on it; None: any.
 
     `full_status`: the operator writes all of the status, not only what plans read in general.
 
@@ -69,6 +75,8 @@ class SimulatedCluster:
         self.dry_runs = 0
         self.events: dict[str, tuple[ObjectEvent, ...]] = {}
         self.downloads = True
+        self.room: int | None = None
+        self.checkpoints: list[str] = []
         self.neighbours: list[SimulatedCluster] = []
         self.placement: Random | None = None
         self.now = START
@@ -97,6 +105,8 @@ class SimulatedCluster:
         gone = self.objects.pop(ref, None)
         if gone is None:
             return
+        if ref.kind == "PersistentVolumeClaim":
+            self.checkpoints.clear()
         for pod in self.pods.values():
             if controller_uid(pod) == gone["metadata"]["uid"]:
                 self._terminate(pod)
@@ -126,7 +136,9 @@ class SimulatedCluster:
                 reports[pod["metadata"]["uid"]] = {"kind": "engine", "phase": "Failed", "restarts": 5}
             if pod["metadata"]["name"] in self.silent:
                 reports[pod["metadata"]["uid"]] = Unreachable("timed out")
-        pods = (*self._seen_pods.values(), self._frontend_pod)
+        fetches = [self._make_fetch_pod(body) for ref, body in ours.items() if ref.kind == "Job" and _has_failed(body)]
+        reports |= {pod["metadata"]["uid"]: NO_ROOM for pod in fetches}
+        pods = (*self._seen_pods.values(), self._frontend_pod, *fetches)
         nodes = dict(self.nodes) if self.sees_nodes else None
         return Observed(
             self.raw,
@@ -227,9 +239,8 @@ class SimulatedCluster:
                 self._run_stateful_set(body)
             elif ref.kind == "Deployment":
                 self._run_deployment(body)
-            elif ref.kind == "Job" and "status" not in body and self.downloads:
-                done = {"type": "Complete", "status": "True"}
-                body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
+            elif ref.kind == "Job" and not has_condition(body, "Complete") and self.downloads:
+                self._run_job(body)
 
     def run_scheduler(self, order: Iterable[str] | None = None) -> None:
         """Place pods on nodes while there are free slots, in this order; report the others as unschedulable."""
@@ -371,6 +382,36 @@ class SimulatedCluster:
                 self._terminate(pod)
         body["status"] = {"observedGeneration": body["metadata"]["generation"], "replicas": len(own)}
 
+    def _run_job(self, body: Manifest) -> None:
+        """Fetch a checkpoint; one that does not fit fails after an attempt to remove others."""
+        arguments = body["spec"]["template"]["spec"]["containers"][0]["args"]
+        wanted = arguments[arguments.index("fetch") + 2].rpartition("/")[2]
+        kept = [wanted, *(arguments[arguments.index("--keep") + 1 :] if "--keep" in arguments else [])]
+        removable = [each for each in self.checkpoints if each not in kept] if "unused" in arguments else []
+        excess = 0
+        if self.room is not None and wanted not in self.checkpoints:
+            excess = max(0, len(self.checkpoints) + 1 - self.room)
+        if excess > len(removable):
+            body["status"] = {"active": 1, "failed": 1}
+            return
+        for each in removable[:excess]:
+            assert all(cache_key_of(pod) != each for pod in self.pods.values()), f"removes {each}, which a pod reads"
+            self.checkpoints.remove(each)
+        if wanted not in self.checkpoints:
+            self.checkpoints.append(wanted)
+        done = {"type": "Complete", "status": "True"}
+        body["status"] = {"conditions": [done], "completionTime": self.now.isoformat()}
+
+    def _make_fetch_pod(self, job: Manifest) -> Manifest:
+        uid = job["metadata"]["uid"]
+        metadata = {
+            "name": f"{job['metadata']['name']}-1",
+            "uid": f"{uid}-pod",
+            "labels": names.labels(self.raw["metadata"]["name"], names.FETCH),
+            "ownerReferences": [{"kind": "Job", "uid": uid, "controller": True}],
+        }
+        return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Failed", "conditions": []}}
+
     def _refusal(self, pod: Manifest) -> str:
         """The message with which admission refuses a pod or a pod template; "" if it does not. Quotas come last."""
         if self._image(pod) in self.refused:
@@ -430,7 +471,7 @@ class SimulatedCluster:
     def _as_seen(self, body: Manifest) -> Manifest:
         seen = {key: value for key, value in body.items() if key != "status"}
         status = self._seen_status.get(body["metadata"]["uid"])
-        return seen if status is None else seen | {"status": status}
+        return trim(seen if status is None else seen | {"status": status})
 
     def _ours(self, body: Manifest) -> bool:
         uid = controller_uid(body)
@@ -450,6 +491,10 @@ class SimulatedCluster:
 
     def _uid(self) -> str:
         return f"10000000-0000-4000-8000-{next(self._uids):012d}"
+
+
+def _has_failed(job: Manifest) -> bool:
+    return bool(job.get("status", {}).get("failed"))
 
 
 def _ready(pod: Manifest) -> bool:
