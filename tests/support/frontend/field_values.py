@@ -38,6 +38,7 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "cache_salt": (None, "a"),
     "response_format": ({"type": "text"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
     "structured_outputs": ({"regex": "a"}, {"regex": "b"}),
+    "json_schema": ('{"type": "integer"}', {"type": "string"}),
     "regex": (None, "a+"),
     "ebnf": (None, 'root ::= "a"'),
     "structural_tag": (None, {"format": {"type": "any_text"}}),

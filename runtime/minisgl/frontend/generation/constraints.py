@@ -81,6 +81,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 class ConstraintFields(msgspec.Struct, kw_only=True):
     """Constraints under SGLang's names, which all APIs have."""
 
+    json_schema: SchemaOrText | None = None
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: DefinitionOrText | None = None

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.generation.constraints import SchemaOrText
 from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed, TokenId, TopLogprobs
 from minisgl.frontend.generation.unsupported import supports
 
@@ -22,8 +21,6 @@ class NativeSampling(SamplingFields, kw_only=True):
     min_new_tokens: CountOrZero | None = None
     sampling_seed: Seed | None = None
     no_stop_trim: bool | None = None
-
-    json_schema: SchemaOrText | None = None
 
 
 class NativeBody(msgspec.Struct, kw_only=True):

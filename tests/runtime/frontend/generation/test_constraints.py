@@ -35,6 +35,9 @@ OLD_TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 SHARED = [
+    ({"json_schema": SCHEMA_TEXT}, "json", SCHEMA_TEXT),
+    ({"json_schema": SCHEMA}, "json", SCHEMA_TEXT),
+    ({"json_schema": "$$ANY$$"}, "json", "true"),
     ({"regex": "a+"}, "regex", "a+"),
     ({"ebnf": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
     ({"structural_tag": json.dumps(TAG)}, "structural_tag", json.dumps(TAG)),
@@ -60,12 +63,6 @@ OPENAI = [
     ({"guided_choice": ["a"]}, "choice", '["a"]'),
     ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/"),
     ({"response_format": {"type": "text"}, "regex": "a"}, "regex", "a"),
-]
-NATIVE = [
-    *SHARED,
-    ({"json_schema": SCHEMA_TEXT}, "json", SCHEMA_TEXT),
-    ({"json_schema": SCHEMA}, "json", SCHEMA_TEXT),
-    ({"json_schema": "$$ANY$$"}, "json", "true"),
 ]
 
 
@@ -95,7 +92,7 @@ def test_every_field_of_chats_and_completions_becomes_one_constraint(fields: Any
         assert request.ignored == ()
 
 
-@pytest.mark.parametrize(("fields", "kind", "value"), NATIVE)
+@pytest.mark.parametrize(("fields", "kind", "value"), SHARED)
 def test_every_field_of_generate_becomes_one_constraint(fields: Any, kind: Any, value: str) -> None:
     request = parse(fields, "native")
     assert request.structured_output == StructuredOutput(kind, value)
@@ -127,6 +124,7 @@ def test_two_constraints_are_refused_by_name() -> None:
     json_object = {"response_format": {"type": "json_object"}}
     for fields, one, other in (
         (json_object | {"regex": "a"}, "response_format", "regex"),
+        (json_object | {"json_schema": {}}, "response_format", "json_schema"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex", "guided_choice"),
         ({"structured_outputs": {"json": {}}, "ebnf": "a"}, "structured_outputs.json", "ebnf"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.json", "structured_outputs.regex"),
@@ -188,6 +186,8 @@ def test_unknown_fields_in_a_constraint_are_reported() -> None:
         ("chat", {"guided_json": {"not": {}}}, "guided_json", "unsupported_schema", "not"),
         ("completion", {"ebnf": "root ::= a"}, "ebnf", "invalid_grammar", "a"),
         ("completion", {"structural_tag": "{}"}, "structural_tag", "invalid_grammar", "format"),
+        ("chat", {"json_schema": {"not": {}}}, "json_schema", "unsupported_schema", "not"),
+        ("completion", {"json_schema": "{"}, "json_schema", "invalid_grammar", "JSON"),
         ("native", {"json_schema": "[]"}, "sampling_params.json_schema", "unsupported_schema", "object"),
     ],
 )
