@@ -110,16 +110,46 @@ REFUSED: dict[str, tuple[Any, Any]] = {
 }
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),
+    "prompt": ("", "Hi"),
     "prompt_token_ids": ([], [5]),
+    "prompt_embeds": ([], ["x"]),
     "stream_reasoning": (True, False),
     "functions": ([], [{"name": "f"}]),
     "function_call": ("none", {"name": "f"}),
     "suffix": ("", "x"),
+    "verbosity": ("medium", "low"),
     "modalities": (["text"], ["text", "audio"]),
     "audio": (None, {"voice": "a"}),
     "web_search_options": (None, {}),
 }
-REFUSED_COMPLETION = REFUSED | {"suffix": (None, "x"), "prompt_embeds": ([], ["x"])}
+REFUSED_COMPLETION = REFUSED | {
+    "suffix": (None, "x"),
+    "prompt_embeds": ([], ["x"]),
+    "messages": ([], [{"role": "user", "content": "Hi"}]),
+    "max_completion_tokens": (None, 5),
+    "top_logprobs": (0, 2),
+    "tools": ([], TOOLS),
+    "tool_choice": ("auto", "required"),
+    "reasoning_effort": (None, "high"),
+    "enable_thinking": (None, False),
+    "thinking_token_budget": (-1, 5),
+    "thinking_budget": (-1, 0),
+    "separate_reasoning": (False, True),
+    "include_reasoning": (True, False),
+    "stream_reasoning": (True, False),
+    "chat_template": (None, "{{ messages }}"),
+    "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    "documents": ([], [{"title": "a", "text": "b"}]),
+    "add_generation_prompt": (False, True),
+    "continue_final_message": (False, True),
+    "prompt_token_ids": ([], [5]),
+    "functions": ([], [{"name": "f"}]),
+    "function_call": ("none", {"name": "f"}),
+    "verbosity": ("medium", "high"),
+    "modalities": (["text"], ["text", "audio"]),
+    "audio": (None, {"voice": "a"}),
+    "web_search_options": (None, {}),
+}
 """Pairs of a value that asks for nothing, and one that would change the response."""
 
 WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
@@ -132,3 +162,4 @@ WITHOUT_EFFECT: dict[str, tuple[Any, Any]] = {
     "spaces_between_special_tokens": (True, "yes"),
 }
 """Pairs of a value that is accepted, and one of a wrong type."""
+WITHOUT_EFFECT_COMPLETION = WITHOUT_EFFECT | {"parallel_tool_calls": (False, "yes")}

@@ -12,6 +12,8 @@ from msgspec import Meta, inspect
 from minisgl.frontend.server.json_body import unsupported
 
 NOT_YET: Final = "not supported yet; leave the field out"
+NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
+NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
 
 _SUPPORTED: Final = "supported"
 

@@ -8,10 +8,15 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed, TokenId, TopLogprobs
-from minisgl.frontend.generation.unsupported import supports
+from minisgl.frontend.generation.unsupported import NO_BEAMS, NO_LORA, supports
 
 _TEXT_ONLY: Final = "only text is supported"
-_NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
+_NO_DOCUMENTS: Final = "there is no chat template to render them; write them into the text"
+_MISPLACED: Final = "a field of `sampling_params`, with `text` or `input_ids`; send it there"
+
+NotHere = Annotated[Any, supports(problem=_MISPLACED)]
+NoListHere = Annotated[Any, supports([], problem=_MISPLACED)]
+NoPenaltyHere = Annotated[float | None, supports(0, problem=_MISPLACED)]
 
 
 class NativeSampling(SamplingFields, kw_only=True):
@@ -22,8 +27,43 @@ class NativeSampling(SamplingFields, kw_only=True):
     sampling_seed: Seed | None = None
     no_stop_trim: bool | None = None
 
+    use_beam_search: Annotated[bool | None, supports(False, problem=NO_BEAMS)] = None
+    lora_path: Annotated[Any, supports(problem=NO_LORA)] = None
+    documents: Annotated[Any, supports([], problem=_NO_DOCUMENTS)] = None
 
-class NativeBody(msgspec.Struct, kw_only=True):
+
+class MisplacedFields(msgspec.Struct, kw_only=True):
+    """Fields of `sampling_params` beside it. Accepted are values that ask for nothing, whatever the checkpoint's
+    defaults are."""
+
+    max_new_tokens: NotHere = None
+    min_new_tokens: Annotated[int | None, supports(0, problem=_MISPLACED)] = None
+    temperature: NotHere = None
+    top_p: NotHere = None
+    top_k: NotHere = None
+    min_p: NotHere = None
+    n: Annotated[int | None, supports(1, problem=_MISPLACED)] = None
+    sampling_seed: NotHere = None
+    stop: NoListHere = None
+    stop_token_ids: NoListHere = None
+    stop_regex: NoListHere = None
+    no_stop_trim: Annotated[bool | None, supports(False, problem=_MISPLACED)] = None
+    presence_penalty: NoPenaltyHere = None
+    frequency_penalty: NoPenaltyHere = None
+    repetition_penalty: NotHere = None
+    logit_bias: Annotated[Any, supports({}, problem=_MISPLACED)] = None
+    allowed_token_ids: NotHere = None
+    bad_words: NoListHere = None
+    skip_special_tokens: Annotated[bool | None, supports(True, problem=_MISPLACED)] = None
+    spaces_between_special_tokens: bool | None = None
+    """Accepted without effect, as in `sampling_params`."""
+    json_schema: NotHere = None
+    regex: NotHere = None
+    ebnf: NotHere = None
+    structural_tag: NotHere = None
+
+
+class NativeBody(MisplacedFields, kw_only=True):
     """POST /generate: `text` or `input_ids` with `sampling_params`, or `prompt` with `max_tokens`."""
 
     rid: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
@@ -44,7 +84,9 @@ class NativeBody(msgspec.Struct, kw_only=True):
     video_data: Annotated[Any, supports([], problem=_TEXT_ONLY)] = None
     audio_data: Annotated[Any, supports([], problem=_TEXT_ONLY)] = None
     input_embeds: Annotated[Any, supports(problem="not supported; use input_ids")] = None
-    lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
+    use_beam_search: Annotated[bool | None, supports(False, problem=NO_BEAMS)] = None
+    lora_path: Annotated[Any, supports(problem=NO_LORA)] = None
+    documents: Annotated[Any, supports([], problem=_NO_DOCUMENTS)] = None
     session_params: Annotated[Any, supports()] = None
     custom_logit_processor: Annotated[Any, supports()] = None
 

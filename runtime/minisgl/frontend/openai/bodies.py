@@ -16,7 +16,7 @@ from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId, TopLogprobs
 from minisgl.frontend.generation.template_variables import RESERVED
 from minisgl.frontend.generation.thinking import EFFORTS
-from minisgl.frontend.generation.unsupported import supports
+from minisgl.frontend.generation.unsupported import NO_BEAMS, NO_LORA, supports
 from minisgl.frontend.openai.tools import TOOL_CHOICE_SCHEMA, TOOL_SCHEMA
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -24,12 +24,13 @@ CUSTOM_ROLE: Final = r"^[a-zA-Z][a-zA-Z0-9_-]{0,63}$(?!\n)"
 MAX_MESSAGES: Final = 2048
 
 _USE_TOOLS: Final = "replaced by `tools` and `tool_choice`; use these"
-_NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
 _NO_CODE: Final = "code of a request is not run; use `logit_bias`, `bad_words` or `allowed_token_ids`"
 _STOP_IN_OUTPUT: Final = "has another name here; use `include_stop_str_in_output`"
 _NO_TOKENS: Final = "not supported in chats; send the token ids as `prompt` to /v1/completions"
 _NO_EMBEDDINGS: Final = "embeddings are not supported; send a text or token ids"
-_NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
+_NO_PROMPT: Final = "not supported in chats; send it to /v1/completions"
+_NO_VERBOSITY: Final = "no model has such a control; ask for a short or a long answer in a message"
+_ONLY_IN_CHATS: Final = "a prompt is used as it is, and so is the answer; send `messages` to /v1/chat/completions"
 
 Unsupported = Annotated[Any, supports()]
 JsonValue = Annotated[Any, Meta(extra_json_schema={"$ref": "#/components/schemas/JsonValue"})]
@@ -81,8 +82,8 @@ class Body(SamplingFields, kw_only=True):
     guided_whitespace_pattern: Annotated[str | None, supports()] = None
     best_of: N | None = None
     """Accepted up to `n`, where it selects nothing."""
-    use_beam_search: Annotated[bool | None, supports(False, problem=_NO_BEAMS)] = None
-    lora_path: Annotated[Any, supports(problem=_NO_LORA)] = None
+    use_beam_search: Annotated[bool | None, supports(False, problem=NO_BEAMS)] = None
+    lora_path: Annotated[Any, supports(problem=NO_LORA)] = None
     logits_processors: Annotated[Any, supports([], problem=_NO_CODE)] = None
     custom_logit_processor: Annotated[Any, supports(problem=_NO_CODE)] = None
     repetition_detection: Unsupported = None
@@ -155,11 +156,14 @@ class ChatFields(Body, kw_only=True):
     echo: bool | None = None
 
     chat_template: Unsupported = None
+    prompt: Annotated[Any, supports("", [], problem=_NO_PROMPT)] = None
     prompt_token_ids: Annotated[Any, supports([], problem=_NO_TOKENS)] = None
+    prompt_embeds: Annotated[Any, supports([], problem=_NO_EMBEDDINGS)] = None
     stream_reasoning: Annotated[bool | None, supports(True, problem="reasoning is streamed as it comes")] = None
     functions: Annotated[list[Any] | None, supports([], problem=_USE_TOOLS)] = None
     function_call: Annotated[Any, supports("none", "auto", problem=_USE_TOOLS)] = None
     suffix: Annotated[str | None, supports("")] = None
+    verbosity: Annotated[str | None, supports("medium", problem=_NO_VERBOSITY)] = None
     modalities: Annotated[list[str] | None, supports(["text"], problem="only text is supported")] = None
     audio: Unsupported = None
     web_search_options: Unsupported = None
@@ -185,6 +189,34 @@ class CompletionBody(Body, kw_only=True):
     echo: bool | None = None
     suffix: Annotated[str | None, supports("")] = None
     prompt_embeds: Annotated[Any, supports([], problem=_NO_EMBEDDINGS)] = None
+
+    # Fields of chats. Accepted are values that ask for what a completion does anyway.
+    messages: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
+    max_completion_tokens: Annotated[Any, supports(problem="a field of chats; use `max_tokens`")] = None
+    top_logprobs: Annotated[int | None, supports(0, problem="a field of chats; use `logprobs`")] = None
+    tools: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
+    tool_choice: Annotated[Any, supports("none", "auto", problem=_ONLY_IN_CHATS)] = None
+    parallel_tool_calls: bool | None = None
+    """Without tools, both values ask for nothing."""
+    reasoning_effort: Annotated[Any, supports(problem=_ONLY_IN_CHATS)] = None
+    enable_thinking: Annotated[Any, supports(problem=_ONLY_IN_CHATS)] = None
+    thinking_token_budget: Annotated[int | None, supports(-1, problem=_ONLY_IN_CHATS)] = None
+    thinking_budget: Annotated[int | None, supports(-1, problem=_ONLY_IN_CHATS)] = None
+    separate_reasoning: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
+    include_reasoning: Annotated[bool | None, supports(True, problem=_ONLY_IN_CHATS)] = None
+    stream_reasoning: Annotated[bool | None, supports(True, problem=_ONLY_IN_CHATS)] = None
+    chat_template: Annotated[Any, supports(problem=_ONLY_IN_CHATS)] = None
+    chat_template_kwargs: Annotated[Any, supports({}, problem=_ONLY_IN_CHATS)] = None
+    documents: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
+    add_generation_prompt: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
+    continue_final_message: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
+    prompt_token_ids: Annotated[Any, supports([], problem="not supported; send the token ids as `prompt`")] = None
+    functions: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
+    function_call: Annotated[Any, supports("none", "auto", problem=_ONLY_IN_CHATS)] = None
+    verbosity: Annotated[str | None, supports("medium", problem=_NO_VERBOSITY)] = None
+    modalities: Annotated[Any, supports(["text"], problem="only text is supported")] = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):

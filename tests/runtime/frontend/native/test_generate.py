@@ -71,6 +71,12 @@ NEEDED: dict[str, dict[str, Any]] = {
     "skip_special_tokens": {"no_stop_trim": True},
 }
 """Other fields that a field needs to have an effect."""
+REFUSED_SAMPLING: dict[str, tuple[Any, Any]] = {
+    "use_beam_search": (False, True),
+    "lora_path": (None, "x"),
+    "documents": ([], [{"title": "a", "text": "b"}]),
+}
+"""Pairs of a value that asks for nothing, and one that would change the answer."""
 
 
 def test_every_sampling_parameter_of_generate_has_an_effect_or_is_rejected_by_name(stack: FrontendStack) -> None:
@@ -85,10 +91,15 @@ def test_every_sampling_parameter_of_generate_has_an_effect_or_is_rejected_by_na
         requests = [msgspec.structs.replace(submit, id=b"", seed=0) for submit in submits]
         return requests, seeds, [(answer["text"], answer["meta_info"]["finish_reason"]) for answer in answers]
 
-    assert sorted([*SAMPLING, "spaces_between_special_tokens"]) == sorted(NativeSampling.__struct_fields__)
+    named = [*SAMPLING, *REFUSED_SAMPLING, "spaces_between_special_tokens"]
+    assert sorted(named) == sorted(NativeSampling.__struct_fields__)
     for name, (one, other) in SAMPLING.items():
         assert outcome(name, one) == outcome(name, one), f"{name}: nothing else differs"
         assert outcome(name, one) != outcome(name, other), name
+    for name, (one, other) in REFUSED_SAMPLING.items():
+        outcome(name, one)
+        error = post(stack, {"text": "Hi", "sampling_params": {name: other}}, 400)["error"]
+        assert (error["param"], error["code"]) == (f"sampling_params.{name}", "unsupported_parameter")
 
 
 def test_generate_lists(stack: FrontendStack) -> None:
@@ -154,10 +165,36 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "video_data": ([], ["x"]),
     "audio_data": ([], ["x"]),
     "input_embeds": (None, [[0.5]]),
-    "lora_path": (None, "x"),
+    **REFUSED_SAMPLING,
     "session_params": (None, {"id": "x"}),
     "custom_logit_processor": (None, "x"),
 }
+MISPLACED: dict[str, tuple[Any, Any]] = {
+    "max_new_tokens": (None, 5),
+    "min_new_tokens": (0, 1),
+    "temperature": (None, 1),
+    "top_p": (None, 0.5),
+    "top_k": (None, 3),
+    "min_p": (None, 0.5),
+    "n": (1, 2),
+    "sampling_seed": (None, 0),
+    "stop": ([], "e"),
+    "stop_token_ids": ([], [5]),
+    "stop_regex": ([], "[ef]"),
+    "no_stop_trim": (False, True),
+    "presence_penalty": (0, 1),
+    "frequency_penalty": (0.0, -1),
+    "repetition_penalty": (None, 2),
+    "logit_bias": ({}, {"5": 1}),
+    "allowed_token_ids": (None, [5]),
+    "bad_words": ([], ["e"]),
+    "skip_special_tokens": (True, False),
+    "json_schema": (None, {"type": "string"}),
+    "regex": (None, "a+"),
+    "ebnf": (None, 'root ::= "a"'),
+    "structural_tag": (None, {"format": {"type": "any_text"}}),
+}
+"""Fields of `sampling_params` beside it."""
 SOURCES = {"text", "input_ids", "sampling_params", "prompt", "max_tokens", "ignore_eos"}
 
 
@@ -174,14 +211,17 @@ def test_every_field_of_generate_has_an_effect_or_is_rejected_by_name(stack: Fro
         is_stream = response.headers["content-type"].startswith("text/event-stream")
         return msgspec.structs.replace(submit, id=b"", seed=0), is_stream or response.json()
 
-    assert {*BODY, *REFUSED, *SOURCES} == set(NativeBody.__struct_fields__)
+    known = {*BODY, *REFUSED, *MISPLACED, *SOURCES, "spaces_between_special_tokens"}
+    assert known == set(NativeBody.__struct_fields__)
+    assert set(NativeSampling.__struct_fields__) <= known
     for name, (one, other) in BODY.items():
         assert name == "rid" or outcome(name, one) == outcome(name, one), f"{name}: nothing else differs"
         assert outcome(name, one) != outcome(name, other), name
-    for name, (one, other) in REFUSED.items():
+    for name, (one, other) in (REFUSED | MISPLACED).items():
         outcome(name, one)
-        error = post(stack, {"text": "Hi", name: other}, 400)["error"]
-        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        for form in ("text", "prompt"):
+            error = post(stack, {form: "Hi", name: other}, 400)["error"]
+            assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
 def test_the_output_has_its_token_ids(stack: FrontendStack) -> None:

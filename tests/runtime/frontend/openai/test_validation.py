@@ -453,6 +453,25 @@ def test_unsupported_fields_that_ask_for_nothing_are_accepted(stack: FrontendSta
     stack.scheduler.reset()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": [], "documents": []},
+        {"tools": None, "tool_choice": "auto", "parallel_tool_calls": False, "chat_template_kwargs": {}},
+        {"thinking_token_budget": -1, "separate_reasoning": False, "include_reasoning": True, "messages": None},
+        {"add_generation_prompt": False, "continue_final_message": False, "modalities": ["text"], "top_logprobs": 0},
+    ],
+)
+def test_fields_of_chats_that_ask_for_nothing_are_accepted_in_completions(
+    stack: FrontendStack, change: dict[str, Any]
+) -> None:
+    stack.scheduler.answer = answer_with([-EOS])
+    response = stack.http.post("/v1/completions", json={"prompt": "Hi"} | change)
+    assert response.status_code == 200, response.text
+    assert "x-ignored-params" not in response.headers
+    stack.scheduler.reset()
+
+
 def test_content_types(stack: FrontendStack) -> None:
     stack.scheduler.answer = answer_with([-EOS])
     body = json.dumps(CHAT).encode()
