@@ -84,6 +84,7 @@ CONSTRAINTS: dict[str, tuple[dict[str, Any], Any]] = {
     "guided_regex": ({"guided_regex": "[0-9]{2}"}, "[0-9]{2}"),
     "guided_choice": ({"guided_choice": ["red", "green"]}, "red|green"),
     "guided_grammar": ({"guided_grammar": GRAMMAR}, r"x[yz]{1,9}\."),
+    "json_schema": ({"json_schema": SCHEMA}, is_valid),
     "regex": ({"regex": "[0-9]{2}"}, "[0-9]{2}"),
     "ebnf": ({"ebnf": GRAMMAR}, r"x[yz]{1,9}\."),
     "structural_tag": ({"structural_tag": json.dumps(TAG)}, "done"),

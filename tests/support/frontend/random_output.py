@@ -23,8 +23,8 @@ def pieces(draw: st.DrawFn, text: str) -> list[str]:
 
 @st.composite
 def outputs(draw: st.DrawFn, names: tuple[str, ...]) -> list[Delta]:
-    """Return the deltas of one choice, the last of which has its end. Arguments of calls are whole, unless a limit ends
-    the answer within a call. `names`: those of tools."""
+    """Return the deltas of one choice, the last of which has its end. Arguments of calls are whole, unless a limit or a
+    stop string ends the answer within a call. `names`: those of tools."""
     kinds = draw(st.lists(st.sampled_from(["text", "reasoning", "call"]), max_size=6))
     fields: list[dict[str, Any]] = []
     calls = 0
@@ -39,8 +39,9 @@ def outputs(draw: st.DrawFn, names: tuple[str, ...]) -> list[Delta]:
     is_cut = bool(fields) and draw(st.booleans())
     if is_cut:
         fields = fields[: draw(st.integers(1, len(fields)))]
-    counts = {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": len(fields), "tool_calls": calls}
-    end = Finished(id=b"", reason="length" if is_cut else "stop", **counts)  # type: ignore[arg-type]
+    cuts: list[dict[str, Any]] = [{"reason": "length"}, {"reason": "stop", "matched_stop": "###"}]
+    cause = draw(st.sampled_from(cuts)) if is_cut else {"reason": "stop"}
+    end = Finished(id=b"", prompt_tokens=3, cached_tokens=0, completion_tokens=len(fields), tool_calls=calls, **cause)
     deltas = [_delta(number, **field) for number, field in enumerate(fields)]
     return [*deltas, _delta(len(fields), finished=end)]
 

@@ -42,6 +42,15 @@ def function_definition(function: dict[str, Any], path: str, parameters: str = "
     return {"type": "function", "function": function}
 
 
+def are_complete(arguments: str) -> bool:
+    """Return whether the arguments of a call are whole, which they are not where a stop string cut the call off."""
+    try:
+        msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 def call_arguments(arguments: str) -> Any:
     """Return the object that the JSON text of a call's arguments holds, as templates expect it. Arguments that are no
     JSON object, or one that no message can carry, stay text."""

@@ -11,9 +11,10 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.event_json import event_json
+from minisgl.frontend.generation.functions import are_complete
 from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
-from minisgl.frontend.openai.message_parts import full_tool_calls, reasoning_fields, streamed_tool_calls
+from minisgl.frontend.openai.message_parts import full_tool_calls, join_pieces, reasoning_fields, streamed_tool_calls
 from minisgl.frontend.openai.token_fields import cut_tops, prompt_logprobs, stop_fields
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
@@ -57,7 +58,7 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
                 "index": choice.index,
                 **({"message": self.message(choice)} if chat else {"text": choice.text}),
                 "logprobs": self.logprobs(choice.scored),
-                "finish_reason": None if choice.finished is None else self.finish_reason(choice.finished),
+                "finish_reason": None if choice.finished is None else self.full_finish_reason(choice, choice.finished),
                 **stop_fields(choice.finished),
                 "token_ids": choice.token_ids if self.token_ids else None,
                 **({} if chat and len(choices) == self.n else self.prompt_fields(choice)),
@@ -91,8 +92,15 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
         """Return the text before the answer of a choice."""
         return self.echoes[choice // self.n] if self.echoes else ""
 
-    def finish_reason(self, end: Finished) -> str:
-        return "tool_calls" if end.reason == "stop" and end.tool_calls and not self.named_tool else end.reason
+    def full_finish_reason(self, choice: Delta, end: Finished) -> str:
+        """Return the finish reason of a whole choice."""
+        return self.finish_reason(end, join_pieces(choice.tool_calls)[-1].arguments if choice.tool_calls else "")
+
+    def finish_reason(self, end: Finished, arguments: str) -> str:
+        """`arguments`: those of the last call. A call that a stop string or token has cut off is none to make."""
+        if end.reason != "stop" or not end.tool_calls or self.named_tool:
+            return end.reason
+        return "tool_calls" if end.matched_stop is None or are_complete(arguments) else "stop"
 
     def events(self, response_id: str, model: str, prompt_tokens: Sequence[int]) -> OpenAIEvents:
         return OpenAIEvents(self, response_id, model, prompt_tokens)
@@ -139,6 +147,8 @@ class OpenAIEvents:
         self._tokens = [0] * len(prompt_tokens)
         self._opened: set[int] = set()
         """Choices whose first event was sent, where that waits for token ids."""
+        self._arguments: dict[int, list[str]] = {}
+        """Arguments of the last call of each choice, in pieces."""
         self._none: dict[str, Any] = {"token_ids": ()} if format.token_ids else {}
         """Token ids of an event that has no new ones."""
         self._header = format.header(response_id, model, "chat.completion.chunk" if chat else "text_completion")
@@ -197,10 +207,15 @@ class OpenAIEvents:
         if delta.text or delta.scored:
             content: dict[str, Any] = {"delta": {"content": delta.text}} if chat else {"text": delta.text}
             yield {**content, "logprobs": self._format.logprobs(delta.scored)}, None, {}
+        for piece in delta.tool_calls:
+            if piece.id:
+                self._arguments[delta.index] = []
+            self._arguments[delta.index].append(piece.arguments)
         if delta.tool_calls:
             yield {"delta": {"tool_calls": streamed_tool_calls(delta.tool_calls)}}, None, {}
         if delta.finished is not None:
-            yield empty, self._format.finish_reason(delta.finished), stop_fields(delta.finished)
+            arguments = "".join(self._arguments.get(delta.index, ()))
+            yield empty, self._format.finish_reason(delta.finished, arguments), stop_fields(delta.finished)
         elif has_ids and not (shows_reasoning or delta.text or delta.scored or delta.tool_calls):
             yield empty, None, {}
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from minisgl.frontend.generation.functions import are_complete
 from minisgl.frontend.openai.logprobs import chat_logprobs
 from minisgl.frontend.responses.output_items import (
     CustomToolCall,
@@ -51,6 +52,8 @@ class Output:
         self._scores = TextScores()
         self._open_call = -1
         """Number of the open call."""
+        self._arguments: list[str] = []
+        """Arguments of the last call, in pieces."""
 
     def items(self) -> list[Item]:
         """Return all items; one that is open counts as cut off."""
@@ -58,7 +61,8 @@ class Output:
         return self._complete + cut_off
 
     def add(self, delta: Delta) -> list[Event]:
-        """Take new output. At its end, the last item is complete, or incomplete if a limit was reached."""
+        """Take new output. At its end, the last item is complete, or incomplete if a limit was reached or a stop string
+        has cut off a call."""
         events: list[Event] = []
         if self._options.scored:
             self._scores.add(delta.scored)
@@ -82,6 +86,8 @@ class Output:
             kind, prefix = (CustomToolCall, "ctc") if tool.is_custom else (FunctionCall, "fc")
             self._start(prefix, lambda place: kind(place, piece.id, tool), events)
             self._open_call = piece.index
+            self._arguments = []
+        self._arguments.append(piece.arguments)
         assert isinstance(self._open, FunctionCall | CustomToolCall)
         events += self._open.push(piece.arguments)
 
@@ -89,13 +95,17 @@ class Output:
         return Reasoning(place, self._options.sealed_reasoning, self._options.summarized_reasoning)
 
     def _end(self, finished: Finished, events: list[Event]) -> None:
-        if finished.reason == "length":
+        if finished.reason == "length" or (finished.matched_stop is not None and self._is_cut_call()):
             self._close("incomplete", events)
             return
         if self._open is None or (isinstance(self._open, Reasoning) and not self._complete):
             # Clients look for a message or a call in every complete response.
             self._start("msg", Message, events)
         self._close("completed", events)
+
+    def _is_cut_call(self) -> bool:
+        is_call = isinstance(self._open, FunctionCall | CustomToolCall)
+        return is_call and not are_complete("".join(self._arguments))
 
     def _start(self, prefix: str, make: Callable[[Place], T], events: list[Event]) -> T:
         """Open an item behind the last one, which is complete then."""

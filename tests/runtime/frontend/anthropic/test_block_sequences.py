@@ -74,4 +74,5 @@ def test_the_events_of_any_message_are_the_whole_message(deltas: list[Delta], om
     texts = [block["text"] for block in full["content"] if block["type"] == "text"]
     assert "".join(texts) == "".join(delta.text for delta in deltas)
     uses = [block for block in full["content"] if block["type"] == "tool_use"]
-    assert end.reason == "length" or (full["stop_reason"] == "tool_use") == bool(uses)
+    ended_itself = end.reason == "stop" and end.matched_stop is None
+    assert (full["stop_reason"] == "tool_use") == (ended_itself and bool(uses))

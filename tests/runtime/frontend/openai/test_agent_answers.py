@@ -82,6 +82,55 @@ def test_parallel_calls(agent_stack: FrontendStack, client: openai.OpenAI, strea
 
 
 @STREAM
+@pytest.mark.parametrize(
+    ("stop", "arguments", "reason"),
+    [
+        ({"stop": ['Bonn"']}, '{"city": "', "stop"),
+        ({"stop": ['Bonn"'], "tool_choice": "required"}, '{"city": "', "stop"),
+        ({"stop": ['Bonn"'], "extra_body": {"include_stop_str_in_output": True}}, '{"city": "Bonn"', "stop"),
+        ({"extra_body": {"stop_regex": "B[a-z]+"}}, '{"city": "', "stop"),
+        ({"stop": [', "arg']}, "", "stop"),
+        ({"stop": ["</tool_call>"]}, '{"city": "Bonn", "days": [1, 2]}', "tool_calls"),
+        ({"stop": ["never"]}, '{"city": "Bonn", "days": [1, 2]}', "tool_calls"),
+    ],
+)
+def test_a_call_that_a_stop_string_cuts_off_is_none_to_make(
+    agent_stack: FrontendStack,
+    client: openai.OpenAI,
+    stream: bool,
+    stop: dict[str, Any],
+    arguments: str,
+    reason: str,
+) -> None:
+    generates(agent_stack, CALL)
+    _, (call,), finish_reason, _ = ask(client, stream, tools=[TOOL], **stop)
+    assert (call["arguments"], finish_reason) == (arguments, reason)
+
+
+@STREAM
+def test_the_last_call_is_the_one_that_was_cut_off(
+    agent_stack: FrontendStack, client: openai.OpenAI, stream: bool
+) -> None:
+    generates(agent_stack, CALL + "\n" + CALL.replace("Bonn", "Köln"))
+    _, calls, reason, _ = ask(client, stream, tools=[TOOL], stop=["öln"])
+    assert [call["arguments"] for call in calls] == ['{"city": "Bonn", "days": [1, 2]}', '{"city": "K']
+    assert reason == "stop"
+
+
+@STREAM
+def test_a_call_that_a_stop_token_cuts_off_is_none_to_make(
+    agent_stack: FrontendStack, client: openai.OpenAI, stream: bool
+) -> None:
+    tokens = ids(CALL[: CALL.index("Bonn")])
+    agent_stack.scheduler.answer = answer_with([*tokens[:-1], -tokens[-1]])
+    _, (call,), reason, _ = ask(client, stream, tools=[TOOL], extra_body={"stop_token_ids": [tokens[-1]]})
+    assert (call["name"], reason) == ("get_weather", "stop")
+    agent_stack.scheduler.answer = answer_with([*ids(CALL), -EOS])
+    _, _, reason, _ = ask(client, stream, tools=[TOOL], extra_body={"stop_token_ids": [EOS]})
+    assert reason == "tool_calls"
+
+
+@STREAM
 @pytest.mark.parametrize("options", [{}, {"tools": [TOOL], "tool_choice": "none"}])
 def test_without_tools_a_call_is_text(
     agent_stack: FrontendStack, client: openai.OpenAI, stream: bool, options: dict[str, Any]

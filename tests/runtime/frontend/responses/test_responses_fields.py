@@ -249,6 +249,38 @@ def test_a_limit_leaves_an_incomplete_response(scripted: ScriptedStack, steps: A
     assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
 
 
+@pytest.mark.parametrize("name", ["f", "apply_patch"])
+@pytest.mark.parametrize(
+    ("steps", "statuses"),
+    [
+        (['{"input": "'], ["incomplete"]),
+        ([""], ["incomplete"]),
+        (['{"input": "a"}'], ["completed"]),
+        (['{"input": "a"}', '{"inp'], ["completed", "incomplete"]),
+    ],
+)
+def test_a_call_that_a_stop_string_cuts_off_is_incomplete(
+    scripted: ScriptedStack, name: str, steps: list[str], statuses: list[str]
+) -> None:
+    """No reason of an incomplete response says so, hence the response itself is complete."""
+    made = [calls(number, name, arguments) for number, arguments in enumerate(steps)]
+    scripted.script = answer(*made, tool_calls=len(made), matched_stop="###")
+    fields = {"tools": [TOOL, PATCH], "stop": "###"}
+    response = post(scripted, **fields).json()
+    assert [item["status"] for item in response["output"]] == statuses
+    assert (response["status"], response["incomplete_details"]) == ("completed", None)
+    *_, done, last = events(scripted, **fields)
+    assert (done["type"], done["item"]["status"]) == ("response.output_item.done", statuses[-1])
+    assert last["type"] == "response.completed"
+    assert [item["status"] for item in last["response"]["output"]] == statuses
+
+
+def test_text_before_a_stop_string_is_complete(scripted: ScriptedStack) -> None:
+    scripted.script = answer(says("On"), matched_stop="###")
+    response = post(scripted, stop="###").json()
+    assert (response["status"], response["output"][0]["status"]) == ("completed", "completed")
+
+
 def test_text_behind_a_call_is_another_message(scripted: ScriptedStack) -> None:
     scripted.script = answer(says("a"), calls(0, "f", "{}"), says("b"), thinks("c"), calls(1, "f", "{}"))
     kinds = ["message", "function_call", "message", "reasoning", "function_call"]
