@@ -10,6 +10,7 @@ import pytest
 
 from minisgl.wire.messages import Submit
 from support.frontend.fake_scheduler import answer_with
+from support.frontend.scored_answers import scored_answer
 from support.frontend.stack import EOS, TOKENIZER, FrontendStack, ids
 
 USER: Any = [{"role": "user", "content": "Weather in Bonn?"}]
@@ -70,6 +71,16 @@ def test_a_call_behind_reasoning_and_text(agent_stack: FrontendStack, client: op
     assert reason == "tool_calls"
     assert usage.completion_tokens == count
     assert 0 < usage.completion_tokens_details.reasoning_tokens < count
+
+
+def test_log_probabilities_have_all_tokens_of_the_answer(agent_stack: FrontendStack, client: openai.OpenAI) -> None:
+    text = THOUGHT + "Let me look." + "\n" + CALL
+    agent_stack.scheduler.answer = scored_answer([*ids(text), -EOS])
+    answer = client.chat.completions.create(model="default", messages=USER, tools=[TOOL], logprobs=True)
+    (choice,) = answer.choices
+    assert choice.logprobs is not None and choice.logprobs.content is not None
+    joined = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
+    assert (joined.decode(), choice.message.content) == (text, "Let me look.")
 
 
 @STREAM
