@@ -205,7 +205,7 @@ class CompletionBody(Body, kw_only=True):
     separate_reasoning: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
     include_reasoning: Annotated[bool | None, supports(True, problem=_ONLY_IN_CHATS)] = None
     stream_reasoning: Annotated[bool | None, supports(True, problem=_ONLY_IN_CHATS)] = None
-    chat_template: Annotated[Any, supports(problem=_ONLY_IN_CHATS)] = None
+    chat_template: Unsupported = None
     chat_template_kwargs: Annotated[Any, supports({}, problem=_ONLY_IN_CHATS)] = None
     documents: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
     add_generation_prompt: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
