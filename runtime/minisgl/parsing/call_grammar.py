@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,13 +16,18 @@ import msgspec
 from minisgl.grammar import lark
 from minisgl.grammar.arguments import lenient_json, strict_json
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.schema.errors import unsupported
 from minisgl.parsing import hermes, mistral, qwen_xml
+from minisgl.parsing.alternatives import json_schema_of
 from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.call_arguments import ANYTHING, Arguments, ToolSchema, Value
 from minisgl.parsing.json_call import KEYS
 from minisgl.parsing.parameter_types import parameter_types
 
-_MAX_DEFINITIONS: Final = 512 << 10
-"""Bytes of the definitions of one tool, where each of its parameters has a schema of its own and may need all."""
+_LARGE_BYTES: Final = 16 << 10
+"""Schemas of tools from which on fewer of them are kept: agents send the same tools with each request."""
+_UNLISTED: Final = "\n"
+"""A name that no parameter can have in Qwen3-Coder's format."""
 
 
 class CallableTool(NamedTuple):
@@ -71,11 +77,12 @@ def _hermes(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool
 
 def _qwen_xml(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
     start, end = marker(answers, qwen_xml.START), marker(answers, qwen_xml.END)
-    bodies = [_xml_function(tool) for tool in tools]
+    bodies = [_of_tool(tool, _xml_function) for tool in tools]
     rules = (
         f'call_one: "\\n" {lark.one_of(bodies)} "\\n" {end}',
         "call_text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
-        "CALL_KEY: /[^<>\\n]+/",
+        # The scanner takes blanks around a name away.
+        r"CALL_KEY: /[^<>\s\x00-\x1f]+/",
     )
     return CallRules(rules, qwen_xml.START, _several("call_one", f'"\\n" {start} call_one', parallel))
 
@@ -83,7 +90,7 @@ def _qwen_xml(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bo
 def _llama_json(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
     begins = [_json_begin(tool, "parameters") for tool in tools]
     first = [f"CALL_BEGIN_{number} call_{number}" for number in range(len(tools))]
-    following = [f'{lark.literal(f"; {begin}")} call_{number}' for number, begin in enumerate(begins)]
+    following = [f"{lark.literal(f'; {begin}')} call_{number}" for number, begin in enumerate(begins)]
     keys = "|".join(KEYS)
     return CallRules(
         (
@@ -102,7 +109,7 @@ def _pythonic(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bo
     first = [f'CALL_BEGIN_{number} call_{number} ")"' for number in range(len(tools))]
     following = [f'{lark.literal(f", {tool.name}(")} call_{number} ")"' for number, tool in enumerate(tools)]
     names = "|".join(re.escape(tool.name) for tool in tools)
-    rules = [rule for number, tool in enumerate(tools) for rule in _python_arguments(tool, f"call_{number}")]
+    rules = [_of_tool(tool, _python_arguments, f"call_{number}") for number, tool in enumerate(tools)]
     return CallRules(
         (
             *rules,
@@ -150,82 +157,122 @@ def _json_object(tool: CallableTool, key: str) -> str:
     return f'({lark.literal(_json_begin(tool, key))} {tool.value(tool.schema)} "}}")'
 
 
-class _Parameter(NamedTuple):
-    name: str
-    schema: Mapping[str, Any]
-    """With the definitions that it may refer to."""
-    is_required: bool
-
-
-def _parameters(tool: CallableTool) -> list[_Parameter] | None:
-    """Return the parameters of a tool in the order of its schema; None if the schema does not list them. Raises
-    GrammarError for a strict tool."""
-    schema = tool.schema
-    properties = schema.get("properties")
-    if not isinstance(properties, Mapping):
-        return None
-    required = schema.get("required")
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    if len(properties) * len(msgspec.json.encode(definitions)) > _MAX_DEFINITIONS:
+def _read(tool: CallableTool) -> tuple[ToolSchema | None, list[Arguments]]:
+    """Return the schema of a tool and the ways to call it. Raises GrammarError for a strict tool; what cannot be read
+    of another one may be called with any arguments."""
+    try:
+        schema = ToolSchema(tool.schema, is_strict=tool.is_strict)
+        return schema, schema.ways()
+    except GrammarError:
         if tool.is_strict:
-            raise GrammarError("grammar_too_complex", f"{tool.name}: too many parameters with too large definitions")
-        # What refers to them may be any value.
-        definitions = {}
-    return [
-        _Parameter(
-            name,
-            {**value, **definitions} if isinstance(value, Mapping) else {},
-            isinstance(required, Sequence) and name in required,
-        )
-        for name, value in properties.items()
-    ]
+            raise
+        return None, [ANYTHING]
 
 
-def _xml_function(tool: CallableTool) -> str:
-    parameters = _parameters(tool)
-    if parameters is None:
-        body = '("<parameter=" CALL_KEY ">\\n" call_text)*'
-    else:
-        body = " ".join(_xml_parameter(tool, one) for one in parameters)
+def _of_tool(tool: CallableTool, build: Callable[[CallableTool, str], str], rule: str = "") -> str:
+    """Return what `build` returns, kept by the tool's schema. Raises GrammarError with the tool's name."""
+    schema = msgspec.json.encode(tool.schema)
+    try:
+        return (_small if len(schema) < _LARGE_BYTES else _large)(build, tool.name, schema, tool.is_strict, rule)
+    except GrammarError as error:
+        raise GrammarError(error.code, f"{tool.name}: {error.message}", error.path) from None
+
+
+def _built(build: Callable[[CallableTool, str], str], name: str, schema: bytes, is_strict: bool, rule: str) -> str:
+    return build(CallableTool(name, msgspec.json.decode(schema, type=dict[str, Any]), is_strict), rule)
+
+
+_small: Final = lru_cache(1024)(_built)
+_large: Final = lru_cache(64)(_built)
+
+
+def _xml_function(tool: CallableTool, rule: str) -> str:
+    schema, ways = _read(tool)
+    bodies = [f"({_xml_arguments(tool, schema, way)})" for way in ways]
     begin = lark.literal(f"<function={tool.name}>\n")
-    return f'({begin} {body} "</function>")'
+    return f'({begin} {lark.one_of(bodies)} "</function>")'
 
 
-def _xml_parameter(tool: CallableTool, parameter: _Parameter) -> str:
-    begin = lark.literal(f"<parameter={parameter.name}>\n")
-    return f"({begin} {_xml_value(tool, parameter)}){'' if parameter.is_required else '?'}"
+def _xml_arguments(tool: CallableTool, schema: ToolSchema | None, way: Arguments) -> str:
+    parts = [lark.literal("")]
+    for parameter in way.parameters:
+        begin = lark.literal(f"<parameter={parameter.name}>\n")
+        value = _xml_value(tool, schema, parameter.name, parameter.value)
+        parts.append(f"({begin} {value}){'' if parameter.is_required else '?'}")
+    if way.others is not None:
+        parts.append(f'("<parameter=" CALL_KEY ">\\n" {_xml_value(tool, schema, _UNLISTED, way.others)})*')
+    return " ".join(parts)
 
 
-def _xml_value(tool: CallableTool, parameter: _Parameter) -> str:
-    end = lark.literal("\n</parameter>\n")
-    values = parameter.schema.get("enum", [parameter.schema["const"]] if "const" in parameter.schema else None)
-    if isinstance(values, list) and values:
-        texts = [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
-        return f"{lark.one_of([lark.literal(text) for text in texts])} {end}"
-    if "string" in parameter_types(tool.schema, parameter.name):
+def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: Value) -> str:
+    """Return an expression for a value and its end, whose text the scanner reads as a valid value."""
+    if schema is None:
         return "call_text"
-    return f"{tool.value(parameter.schema)} {end}"
+    end = lark.literal("\n</parameter>\n")
+    types = parameter_types(tool.schema, name)
+    if "string" not in types:
+        return f"{schema.json(value.schema, value.path)} {end}"
+    try:
+        found = schema.alternatives(value)
+    except GrammarError:
+        if tool.is_strict:
+            raise
+        return "call_text"
+    if any(one.values is None and "string" in one.types for one in found):
+        closed = sorted(kind for kind in types - {"string"} if not any(one.is_open(kind) for one in found))
+        if closed and tool.is_strict:
+            kinds = ", ".join(closed)
+            raise unsupported(
+                value.path, f"text beside limited values of other types ({kinds}) has no quotes in the model's format"
+            )
+        return "call_text"
+    texts = dict.fromkeys(
+        text
+        for one in found
+        for choice in one.values or ()
+        if qwen_xml.reads_as(
+            text := choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False), types, choice
+        )
+    )
+    choices = [lark.literal(text) for text in texts]
+    if rest := [one for one in found if one.values is None]:
+        choices.append(schema.json(json_schema_of(rest), value.path))
+    if not choices:
+        if tool.is_strict:
+            raise unsupported(value.path, "the model's format of calls cannot write any valid value")
+        return "call_text"
+    return f"{lark.one_of(choices)} {end}"
 
 
-def _python_arguments(tool: CallableTool, rule: str) -> list[str]:
+def _python_arguments(tool: CallableTool, rule: str) -> str:
     """Return the rule for the arguments of a call, and those that it needs, whose names begin with its own."""
-    parameters = _parameters(tool)
-    if parameters is None:
-        anything = lark.json_schema({})
-        return [f'{rule}: (CALL_KEY "=" {anything} (", " CALL_KEY "=" {anything})*)?']
+    schema, ways = _read(tool)
+    names = [f"{rule}_{way}" for way in range(len(ways))]
+    rules = [one for name, way in zip(names, ways, strict=True) for one in _python_way(schema, way, name)]
+    return "\n".join([f"{rule}: {' | '.join(names)}", *rules])
+
+
+def _python_way(schema: ToolSchema | None, way: Arguments, rule: str) -> list[str]:
+    def json_value(value: Value) -> str:
+        return lark.json_schema(True) if schema is None else schema.json(value.schema, value.path)
+
+    arguments = [(f"{lark.literal(f'{one.name}=')} {json_value(one.value)}", one.is_required) for one in way.parameters]
+    if way.others is not None:
+        other = f'CALL_KEY "=" {rule}_other'
+        arguments.append((f'{other} (", " {other})*', False))
     firsts: list[str] = []
     """Arguments from each of those on that may come first."""
-    rules: list[str] = []
+    rules = [] if way.others is None else [f"{rule}_other: {json_value(way.others)}"]
     may_be_first = True
-    for number, one in enumerate(parameters):
+    for number, (argument, is_required) in enumerate(arguments):
         following = f"{rule}_after_{number}"
-        rules.append(f"{rule}_{number}: {lark.literal(f'{one.name}=')} {tool.value(one.schema)}")
+        rules.append(f"{rule}_{number}: {argument}")
         if may_be_first:
             firsts.append(f"{rule}_{number} {following}")
-        may_be_first = may_be_first and not one.is_required
+        may_be_first = may_be_first and not is_required
         rest = ""
-        if number + 1 < len(parameters):
-            optional = "" if parameters[number + 1].is_required else "?"
+        if number + 1 < len(arguments):
+            optional = "" if arguments[number + 1][1] else "?"
             rest = f'(", " {rule}_{number + 1}){optional} {rule}_after_{number + 1}'
         rules.append(f"{following}: {rest or lark.literal('')}")
     if may_be_first:

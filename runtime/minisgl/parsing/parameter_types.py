@@ -14,10 +14,7 @@ _MAX_SCHEMAS: Final = 256
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
     """Return the JSON types of a parameter; all of them for one that the schema does not describe."""
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and name in properties:
-        return _Types(schema).of(properties[name], _MAX_DEPTH)
-    return _Types(schema).of(schema.get("additionalProperties"), _MAX_DEPTH)
+    return _Types(schema).of_property(schema, name, _MAX_DEPTH) or ALL_TYPES
 
 
 class _Types:
@@ -49,6 +46,32 @@ class _Types:
                 allowed &= self.of(part, depth - 1)
         return allowed or ALL_TYPES
 
+    def of_property(self, schema: Any, name: str, depth: int) -> frozenset[str]:
+        """Return the types of a property of an object under the schema; none if it cannot have the property."""
+        if schema is False:
+            return frozenset()
+        if not isinstance(schema, Mapping) or not depth or not self._left:
+            return ALL_TYPES
+        self._left -= 1
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            allowed = self.of(properties[name], _MAX_DEPTH)
+        elif schema.get("additionalProperties") is False and not schema.get("patternProperties"):
+            allowed = frozenset()
+        elif schema.get("patternProperties"):
+            allowed = ALL_TYPES
+        else:
+            allowed = self.of(schema.get("additionalProperties"), _MAX_DEPTH)
+        if isinstance(reference := schema.get("$ref"), str):
+            allowed &= self.of_property(_resolved(reference, self._root), name, depth - 1)
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(options := schema.get(keyword), list) and options:
+                allowed &= frozenset[str]().union(*(self.of_property(one, name, depth - 1) for one in options))
+        if isinstance(parts := schema.get("allOf"), list):
+            for part in parts:
+                allowed &= self.of_property(part, name, depth - 1)
+        return allowed
+
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the schema that a reference within the document names; None for others."""
@@ -68,7 +91,7 @@ def _type_of(value: Any) -> str:
             return "number"
         case str():
             return "string"
-        case list():
+        case list() | tuple():
             return "array"
         case None:
             return "null"
@@ -81,3 +104,15 @@ def has_type(value: Any, types: frozenset[str]) -> bool:
     if found == "number" and value.is_integer():
         found = "integer"
     return found in types or ("number" in types and found == "integer")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal: 1 is 1.0, but not true."""
+    match one:
+        case bool():
+            return isinstance(other, bool) and one == other
+        case list():
+            return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+        case dict():
+            return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    return not isinstance(other, bool) and bool(one == other)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
-from minisgl.parsing.parameter_types import has_type, parameter_types
+from minisgl.parsing.parameter_types import has_type, parameter_types, same
 from minisgl.parsing.python_text import python_literal
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan, held_suffix
 from minisgl.parsing.tool_format import ToolFormat, Tools
@@ -123,6 +123,14 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
             call.arguments('"')
             return
     raise Ended
+
+
+def reads_as(text: str, types: frozenset[str], value: Any) -> bool:
+    """Return whether the text of a parameter with these types is read as this value."""
+    found = _VALUE_END.search(f"{text}\n{END_PARAMETER}")
+    if found is None or found.start() != len(text):
+        return False
+    return has_type(value, types) and same(json.loads(_json(text, types)), value)
 
 
 def _take_piece(reader: Reader) -> tuple[str, bool]:
