@@ -80,7 +80,8 @@ def _qwen_xml(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bo
     bodies = [_of_tool(tool, _xml_function) for tool in tools]
     rules = (
         f'call_one: "\\n" {lark.one_of(bodies)} "\\n" {end}',
-        "call_text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
+        f"CALL_STRING: {qwen_xml.FREE_TEXT}",
+        r'CALL_TEXT: (CALL_STRING "\n")? "</parameter>\n"',
         # The scanner takes blanks around a name away.
         r"CALL_KEY: /[^<>\s\x00-\x1f]+/",
     )
@@ -207,7 +208,7 @@ def _xml_arguments(tool: CallableTool, schema: ToolSchema | None, way: Arguments
 def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: Value) -> str:
     """Return an expression for a value and its end, whose text the scanner reads as a valid value."""
     if schema is None:
-        return "call_text"
+        return "CALL_TEXT"
     end = lark.literal("\n</parameter>\n")
     types = parameter_types(tool.schema, name)
     if "string" not in types:
@@ -217,7 +218,7 @@ def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: 
     except GrammarError:
         if tool.is_strict:
             raise
-        return "call_text"
+        return "CALL_TEXT"
     if any(one.values is None and "string" in one.types for one in found):
         closed = sorted(kind for kind in types - {"string"} if not any(one.is_open(kind) for one in found))
         if closed and tool.is_strict:
@@ -225,7 +226,7 @@ def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: 
             raise unsupported(
                 value.path, f"text beside limited values of other types ({kinds}) has no quotes in the model's format"
             )
-        return "call_text"
+        return "CALL_TEXT"
     texts = dict.fromkeys(
         text
         for one in found
@@ -240,7 +241,7 @@ def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: 
     if not choices:
         if tool.is_strict:
             raise unsupported(value.path, "the model's format of calls cannot write any valid value")
-        return "call_text"
+        return "CALL_TEXT"
     return f"{lark.one_of(choices)} {end}"
 
 

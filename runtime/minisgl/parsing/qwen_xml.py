@@ -34,6 +34,9 @@ _VALUE_ENDS: Final = (
     "\n" + PARAMETER,
     f"\n{END_FUNCTION}\n{END}",
 )
+FREE_TEXT: Final = r"/(?s:.*)/ & ~/(?s:.*(<\/parameter>|\n<parameter=|\n<\/function>\n<\/tool_call>).*)/"
+"""The same for grammars: a terminal for texts without an end."""
+_STRING_SYNTAX: Final = re.compile(r'\\.?|"', re.DOTALL)
 _NUMBER: Final = re.compile(r"-?[0-9]*(\.[0-9]*)?([eE][+\-]?[0-9]*)?")
 _SHORT_VALUE: Final = 64
 _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {"boolean": ("true", "false"), "null": ("null", "none")}
@@ -94,12 +97,17 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
         reader.at += 1
     others = types - {"string"}
     pieces: list[str] = []
+    strings = _JsonStrings(types)
     size = next_check = 0
     while True:
-        piece, is_complete = _take_piece(reader)
+        piece, end = _take_piece(reader)
+        strings.add(piece)
+        is_quoted = strings.is_within and end == END_PARAMETER
+        if is_quoted:
+            piece, end = piece + end, ""
         pieces.append(piece)
         size += len(piece)
-        if is_complete:
+        if end:
             call.arguments(_json("".join(pieces), types))
             return
         # A long value is read again only when it has doubled, which together takes time linear in it.
@@ -108,6 +116,8 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
             if not _may_become(pieces[0], others):
                 break
             next_check = 2 * size if size > _SHORT_VALUE else 0
+        if is_quoted:
+            continue
         if reader.ended:
             # It is not known what it would have become.
             text = "".join(pieces)
@@ -117,9 +127,9 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
     call.arguments(f'"{escaped(pieces[0])}')
     while not reader.ended:
         yield
-        piece, is_complete = _take_piece(reader)
+        piece, end = _take_piece(reader)
         call.arguments(escaped(piece))
-        if is_complete:
+        if end:
             call.arguments('"')
             return
     raise Ended
@@ -133,14 +143,39 @@ def reads_as(text: str, types: frozenset[str], value: Any) -> bool:
     return has_type(value, types) and same(json.loads(_json(text, types)), value)
 
 
-def _take_piece(reader: Reader) -> tuple[str, bool]:
-    """Take what has arrived of a value, and its end if it is there; return whether it is."""
+class _JsonStrings:
+    """Strings within an object or array in JSON, which arrives in pieces. They may contain the tag that ends a value,
+    but no line break."""
+
+    def __init__(self, types: frozenset[str]) -> None:
+        """`types`: those of the value."""
+        self.is_within = False
+        self._begins = tuple(bracket for bracket, kind in (("{", "object"), ("[", "array")) if kind in types)
+        self._is_json: bool | None = None
+        """None: nothing has arrived."""
+        self._is_escaped = False
+
+    def add(self, piece: str) -> None:
+        if self._is_json is None and (begin := piece.lstrip()):
+            self._is_json = begin.startswith(self._begins)
+        if not self._is_json or not piece:
+            return
+        begin_at = 1 if self._is_escaped else 0
+        self._is_escaped = False
+        for found in _STRING_SYNTAX.finditer(piece, begin_at):
+            if found[0] == '"':
+                self.is_within = not self.is_within
+            self._is_escaped = found[0] == "\\"
+
+
+def _take_piece(reader: Reader) -> tuple[str, str]:
+    """Take what has arrived of a value, and its end if it is there; return both."""
     found = _VALUE_END.search(reader.text, reader.at)
     end = found.start() if found else held_suffix(reader.text, reader.at, _VALUE_ENDS)
     piece = reader.text[reader.at : end]
     reader.at = found.end() if found else end
     reader.commit()
-    return piece, found is not None
+    return piece, found[0] if found else ""
 
 
 def _may_become(text: str, types: frozenset[str]) -> bool:
@@ -162,7 +197,9 @@ def _may_become(text: str, types: frozenset[str]) -> bool:
 def _json(text: str, types: frozenset[str]) -> str:
     """Return the JSON text of a complete value: that of the first type which fits, else of a string."""
     stripped = text.strip()
-    if others := types - {"string"}:
+    others = types - {"string"}
+    # A text that was passed on as a string before it was complete is one.
+    if others and ("string" not in types or _may_become(text, others)):
         try:
             if has_type(json.loads(stripped, parse_constant=_no_constant), others):
                 return stripped
