@@ -35,7 +35,7 @@ def answer_grammar(
     """
     rules: list[str] = []
     text = None if constraint is None or must_call else fragment(constraint, added_tokens=answers.added_tokens)
-    calls = call_rules(answers, tools, parallel=parallel) if tools else None
+    calls = call_rules(answers, tools, parallel=parallel, must_call=must_call) if tools else None
     if calls is not None:
         rules += calls.rules
     if text is not None:

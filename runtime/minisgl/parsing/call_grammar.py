@@ -17,7 +17,7 @@ from minisgl.grammar import lark
 from minisgl.grammar.arguments import lenient_json, strict_json
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.schema.errors import unsupported
-from minisgl.parsing import hermes, mistral, qwen_xml
+from minisgl.parsing import hermes, mistral, pythonic, qwen_xml
 from minisgl.parsing.alternatives import json_schema_of
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.call_arguments import ANYTHING, Arguments, ToolSchema, Value
@@ -38,6 +38,8 @@ class CallableTool(NamedTuple):
     """JSON schema of its parameters."""
     is_strict: bool
     """Arguments are exactly those that the schema allows; otherwise what cannot be enforced of it is left out."""
+    needs_all_names: bool = False
+    """Refuse parameters whose names the format cannot write, as for a strict tool; otherwise they are left out."""
 
     def value(self, schema: Mapping[str, Any]) -> str:
         """Return an expression for a JSON value under this schema. Raises GrammarError for a strict tool."""
@@ -56,9 +58,13 @@ class CallRules(NamedTuple):
     """Without a marker: terminal for text that cannot be taken for calls."""
 
 
-def call_rules(answers: AnswerFormat, tools: Sequence[CallableTool], *, parallel: bool) -> CallRules:
-    """Return the rules of calls of these tools; of exactly one call without `parallel`."""
+def call_rules(
+    answers: AnswerFormat, tools: Sequence[CallableTool], *, parallel: bool, must_call: bool = False
+) -> CallRules:
+    """Return the rules of calls of these tools; of exactly one call without `parallel`. Raises GrammarError, with
+    `must_call` also for a tool of which the format cannot write all parameters."""
     assert answers.tools is not None and tools
+    tools = [tool._replace(needs_all_names=tool.is_strict or must_call) for tool in tools]
     return _BUILDERS[answers.tools.name](answers, tools, parallel)
 
 
@@ -158,29 +164,42 @@ def _json_object(tool: CallableTool, key: str) -> str:
     return f'({lark.literal(_json_begin(tool, key))} {tool.value(tool.schema)} "}}")'
 
 
-def _read(tool: CallableTool) -> tuple[ToolSchema | None, list[Arguments]]:
-    """Return the schema of a tool and the ways to call it. Raises GrammarError for a strict tool; what cannot be read
-    of another one may be called with any arguments."""
+def _read(tool: CallableTool, can_write: Callable[[str], bool]) -> tuple[ToolSchema | None, list[Arguments]]:
+    """Return the schema of a tool and the ways to call it. `can_write`: whether a text can be a parameter's name.
+    Raises GrammarError for a strict tool; what cannot be read of another one may be called with any arguments."""
     try:
         schema = ToolSchema(tool.schema, is_strict=tool.is_strict)
-        return schema, schema.ways()
+        ways = schema.ways()
     except GrammarError:
         if tool.is_strict:
             raise
         return None, [ANYTHING]
+    return schema, [_writable(tool, way, can_write) for way in ways]
+
+
+def _writable(tool: CallableTool, way: Arguments, can_write: Callable[[str], bool]) -> Arguments:
+    """Return the arguments without those whose names the format cannot write. Raises GrammarError if it must."""
+    lost = next((parameter for parameter in way.parameters if not can_write(parameter.name)), None)
+    if lost is not None and tool.needs_all_names:
+        raise unsupported(
+            lost.value.path,
+            f"the model's format of calls cannot write a parameter named {lost.name[:100]!r}; rename it",
+        )
+    return way._replace(parameters=tuple(one for one in way.parameters if can_write(one.name)))
 
 
 def _of_tool(tool: CallableTool, build: Callable[[CallableTool, str], str], rule: str = "") -> str:
     """Return what `build` returns, kept by the tool's schema. Raises GrammarError with the tool's name."""
     schema = msgspec.json.encode(tool.schema)
+    kept = _small if len(schema) < _LARGE_BYTES else _large
     try:
-        return (_small if len(schema) < _LARGE_BYTES else _large)(build, tool.name, schema, tool.is_strict, rule)
+        return kept(build, rule, schema, tool.name, tool.is_strict, tool.needs_all_names)
     except GrammarError as error:
         raise GrammarError(error.code, f"{tool.name}: {error.message}", error.path) from None
 
 
-def _built(build: Callable[[CallableTool, str], str], name: str, schema: bytes, is_strict: bool, rule: str) -> str:
-    return build(CallableTool(name, msgspec.json.decode(schema, type=dict[str, Any]), is_strict), rule)
+def _built(build: Callable[[CallableTool, str], str], rule: str, schema: bytes, name: str, *flags: bool) -> str:
+    return build(CallableTool(name, msgspec.json.decode(schema, type=dict[str, Any]), *flags), rule)
 
 
 _small: Final = lru_cache(1024)(_built)
@@ -188,7 +207,7 @@ _large: Final = lru_cache(64)(_built)
 
 
 def _xml_function(tool: CallableTool, rule: str) -> str:
-    schema, ways = _read(tool)
+    schema, ways = _read(tool, qwen_xml.can_be_key)
     bodies = [f"({_xml_arguments(tool, schema, way)})" for way in ways]
     begin = lark.literal(f"<function={tool.name}>\n")
     return f'({begin} {lark.one_of(bodies)} "</function>")'
@@ -247,7 +266,7 @@ def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: 
 
 def _python_arguments(tool: CallableTool, rule: str) -> str:
     """Return the rule for the arguments of a call, and those that it needs, whose names begin with its own."""
-    schema, ways = _read(tool)
+    schema, ways = _read(tool, pythonic.can_be_key)
     names = [f"{rule}_{way}" for way in range(len(ways))]
     rules = [one for name, way in zip(names, ways, strict=True) for one in _python_way(schema, way, name)]
     return "\n".join([f"{rule}: {' | '.join(names)}", *rules])

@@ -56,6 +56,11 @@ def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
     call.end()
 
 
+def can_be_key(name: str) -> bool:
+    """Return whether an argument can have this name."""
+    return name != "" and _KEY.fullmatch(name) is not None
+
+
 def _key(reader: Reader) -> Scan[str]:
     """Return the name of an argument, and skip what is between it and its value. Raises NotACall, Ended."""
     key = yield from reader.match(_KEY)

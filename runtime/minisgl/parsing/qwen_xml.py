@@ -135,6 +135,11 @@ def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:
     raise Ended
 
 
+def can_be_key(name: str) -> bool:
+    """Return whether a parameter can have this name: it is read as it is written."""
+    return name != "" and _KEY.fullmatch(name) is not None and name == name.strip()
+
+
 def reads_as(text: str, types: frozenset[str], value: Any) -> bool:
     """Return whether the text of a parameter with these types is read as this value."""
     found = _VALUE_END.search(f"{text}\n{END_PARAMETER}")

@@ -218,3 +218,48 @@ def test_a_strict_tool_that_cannot_be_enforced_is_refused_with_the_place(
     assert error.value.path == path
     assert error.value.message.startswith(f"f: {path}: ")
     grammars.matcher(grammar("qwen3_coder", schema, strict=False))
+
+
+NAMES: Final = ("user-id", "$filter", "@type", "a.b", "api version", "", "a=1")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("strict", [True, False])
+def test_keywords_that_are_no_names_are_refused_where_calls_are_promised(name: str, strict: bool) -> None:
+    schema = {"properties": {"b": {"type": "integer"}, name: {"type": "integer"}}, "required": [name]}
+    with pytest.raises(GrammarError) as error:
+        grammar("pythonic", schema, strict=strict, must_call=not strict)
+    assert error.value.code == "unsupported_schema"
+    assert error.value.message.startswith("f: #/properties/")
+    assert repr(name) in error.value.message
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keywords_that_are_no_names_are_left_out_where_calls_are_free(grammars: Grammars, name: str) -> None:
+    schema = {"properties": {"b": {"type": "integer"}, name: {"type": "integer"}}, "required": [name]}
+    text = grammar("pythonic", schema, strict=False, must_call=False)
+    assert allows(grammars, text, "[f(b=1)]")
+    assert arguments_of("pythonic", "[f(b=1)]", schema) == {"b": 1}
+    assert not allows(grammars, text, f"[f(b=1, {name}=1)]")
+
+
+@pytest.mark.parametrize("name", ["user_id", "from", "größe", "_", "2fa"])
+def test_every_other_keyword_is_read_as_it_is_written(grammars: Grammars, name: str) -> None:
+    schema = {"properties": {name: {"type": "integer"}}, "required": [name], "additionalProperties": False}
+    assert allows(grammars, grammar("pythonic", schema), f"[f({name}=1)]")
+    assert arguments_of("pythonic", f"[f({name}=1)]", schema) == {name: 1}
+
+
+@pytest.mark.parametrize("name", ["user-id", "$filter", "a.b", "api version", "größe"])
+def test_names_in_tags_may_be_almost_any_text(grammars: Grammars, name: str) -> None:
+    schema = {"properties": {name: {"type": "integer"}}, "required": [name], "additionalProperties": False}
+    assert allows(grammars, grammar("qwen3_coder", schema), xml(**{name: "1"}))
+    assert arguments_of("qwen3_coder", xml(**{name: "1"}), schema) == {name: 1}
+
+
+@pytest.mark.parametrize("name", ["a>b", "<a", " a", "a\n", ""])
+def test_names_that_tags_cannot_have_are_refused(name: str) -> None:
+    schema = {"properties": {name: {"type": "integer"}}, "required": [name], "additionalProperties": False}
+    for strict in (True, False):
+        with pytest.raises(GrammarError, match="cannot write a parameter"):
+            grammar("qwen3_coder", schema, strict=strict)
