@@ -22,10 +22,12 @@ from minisgl.parsing.alternatives import json_schema_of
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.call_arguments import ANYTHING, Arguments, ToolSchema, Value
 from minisgl.parsing.json_call import KEYS
-from minisgl.parsing.parameter_types import parameter_types
+from minisgl.parsing.parameter_types import has_type, parameter_types
 
 _LARGE_BYTES: Final = 16 << 10
 """Schemas of tools from which on fewer of them are kept: agents send the same tools with each request."""
+_BRACKETS: Final = {"array": r"\[", "object": r"\{"}
+"""What values begin with whose type a text can be told from by its first character."""
 _UNLISTED: Final = "\n"
 """A name that no parameter can have in Qwen3-Coder's format."""
 
@@ -86,8 +88,7 @@ def _qwen_xml(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bo
     bodies = [_of_tool(tool, _xml_function) for tool in tools]
     rules = (
         f'call_one: "\\n" {lark.one_of(bodies)} "\\n" {end}',
-        f"CALL_STRING: {qwen_xml.FREE_TEXT}",
-        r'CALL_TEXT: (CALL_STRING "\n")? "</parameter>\n"',
+        *_xml_texts(),
         # The scanner takes blanks around a name away.
         r"CALL_KEY: /[^<>\s\x00-\x1f]+/",
     )
@@ -228,40 +229,58 @@ def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: 
     """Return an expression for a value and its end, whose text the scanner reads as a valid value."""
     if schema is None:
         return "CALL_TEXT"
-    end = lark.literal("\n</parameter>\n")
     types = parameter_types(tool.schema, name)
     if "string" not in types:
-        return f"{schema.json(value.schema, value.path)} {end}"
+        return f'{schema.json(value.schema, value.path)} "\\n</parameter>\\n"'
     try:
         found = schema.alternatives(value)
     except GrammarError:
         if tool.is_strict:
             raise
         return "CALL_TEXT"
+    limited = frozenset[str]()
+    """Types of which not all values are valid, so a text may not be read as one of them."""
+    choices: list[str] = []
     if any(one.values is None and "string" in one.types for one in found):
-        closed = sorted(kind for kind in types - {"string"} if not any(one.is_open(kind) for one in found))
-        if closed and tool.is_strict:
-            kinds = ", ".join(closed)
+        limited = frozenset(kind for kind in types - {"string"} if not any(one.is_open(kind) for one in found))
+        if tool.is_strict and not limited <= _BRACKETS.keys():
+            kinds = ", ".join(sorted(limited - _BRACKETS.keys()))
             raise unsupported(
-                value.path, f"text beside limited values of other types ({kinds}) has no quotes in the model's format"
+                value.path,
+                f"in the model's format a string has no quotes, so it may not be beside limited {kinds} values",
             )
-        return "CALL_TEXT"
-    texts = dict.fromkeys(
-        text
-        for one in found
-        for choice in one.values or ()
-        if qwen_xml.reads_as(
-            text := choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False), types, choice
-        )
-    )
-    choices = [lark.literal(text) for text in texts]
-    if rest := [one for one in found if one.values is None]:
-        choices.append(schema.json(json_schema_of(rest), value.path))
+        limited &= _BRACKETS.keys()
+        choices.append(_text_beside(limited))
+        found = [one._replace(types=one.types & limited) for one in found]
+    for one in found:
+        for choice in one.values or ():
+            text = choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False)
+            if has_type(choice, one.types) and qwen_xml.reads_as(text, types, choice):
+                # As one terminal: another text may go on with a line break.
+                choices.append(lark.literal(f"{text}\n</parameter>\n"))
+    if rest := [one for one in found if one.values is None and one.types]:
+        choices.append(f'{schema.json(json_schema_of(rest), value.path)} "\\n</parameter>\\n"')
     if not choices:
         if tool.is_strict:
             raise unsupported(value.path, "the model's format of calls cannot write any valid value")
         return "CALL_TEXT"
-    return f"{lark.one_of(choices)} {end}"
+    return lark.one_of([*dict.fromkeys(choices)])
+
+
+def _text_beside(limited: frozenset[str]) -> str:
+    """Return the terminal of a text that is not read as one of these types."""
+    return "_".join(["CALL_TEXT", *(kind.upper() for kind in sorted(limited))])
+
+
+def _xml_texts() -> list[str]:
+    """Return the terminals of texts with their ends."""
+    rules = [f"CALL_STRING: {qwen_xml.FREE_TEXT}"]
+    for kinds in ((), ("array",), ("object",), tuple(_BRACKETS)):
+        begins = "".join(_BRACKETS[kind] for kind in kinds)
+        # Blanks as the scanner knows them.
+        text = rf"(CALL_STRING & ~/[\s\x1c-\x1f]*[{begins}](?s:.*)/)" if kinds else "CALL_STRING"
+        rules.append(rf'{_text_beside(frozenset(kinds))}: ({text} "\n")? "</parameter>\n"')
+    return rules
 
 
 def _python_arguments(tool: CallableTool, rule: str) -> str:

@@ -114,6 +114,11 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "constants": city({"anyOf": [{"const": "Oslo"}, {"const": "Rome"}]}),
     "one of constants": city({"oneOf": [{"const": "Oslo"}, {"const": "Rome"}]}),
     "reference or number": city({"anyOf": [CITY, {"type": "integer", "minimum": 1, "maximum": 99}]}),
+    "text or cities": city({"anyOf": [{"type": "string"}, {"type": "array", "items": CITY}, {"type": "null"}]}),
+    "text or an object": city(
+        {"anyOf": [{"type": "string"}, CLOSED, {"const": [1]}, {"type": "array", "maxItems": 1}]}
+    ),
+    "texts of several lines": city({"enum": ["a", "a\nb", "a\nb\nc", 1]}),
     "several types": city({"enum": ["Oslo", 1, None, True, 2.5, {"a": [1]}]}),
     "nested": city(
         {"anyOf": [{"$ref": "#/$defs/Both"}, {"type": "boolean"}]},
@@ -181,6 +186,20 @@ def test_texts_of_an_enumeration_have_no_quotes(grammars: Grammars) -> None:
     assert arguments_of("qwen3_coder", xml(city="null"), SCHEMAS["optional"]) == {"city": None}
 
 
+def test_a_text_is_not_read_as_a_list_that_is_not_valid(grammars: Grammars) -> None:
+    text = grammar("qwen3_coder", SCHEMAS["text or cities"])
+    for written in ('["Oslo", "Rome"]', "[]", "null", "a [b]", "{}", "7"):
+        assert allows(grammars, text, xml(city=written)), written
+    for written in ('["Paris"]', "[1", " [", "\n['Paris']"):
+        assert not allows(grammars, text, xml(city=written)), written
+
+
+def test_each_text_of_an_enumeration_can_be_written(grammars: Grammars) -> None:
+    text = grammar("qwen3_coder", SCHEMAS["texts of several lines"])
+    assert all(allows(grammars, text, xml(city=written)) for written in ("a", "a\nb", "a\nb\nc", "1"))
+    assert not allows(grammars, text, xml(city="a\n"))
+
+
 def test_each_way_to_call_a_tool_can_be_written(grammars: Grammars) -> None:
     text = grammar("qwen3_coder", SCHEMAS["any of at the top"])
     assert allows(grammars, text, xml(city="Oslo", count="3"))
@@ -202,7 +221,7 @@ def test_values_that_the_scanner_would_read_otherwise_are_not_written(grammars: 
     ("schema", "path"),
     [
         (city({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}), "#/properties/city"),
-        (city({"type": ["string", "array"], "items": {"type": "integer"}}), "#/properties/city"),
+        (city({"anyOf": [{"type": "string"}, {"const": True}]}), "#/properties/city"),
         (city({"enum": ["a\n</parameter>\nb"]}), "#/properties/city"),
         ({"patternProperties": {"^x": {"type": "integer"}}}, "#/patternProperties"),
         ({"properties": {"a": {}}, "additionalProperties": False, "minProperties": 1}, "#/minProperties"),

@@ -112,6 +112,18 @@ def test_reasoning_text_and_calls_arrive_apart() -> None:
     assert found.finished.reasoning_tokens == len(TOKENIZER.encode("<think>\nHm.\n</think>").ids)
 
 
+def test_a_strict_tool_that_the_format_cannot_enforce_never_reaches_the_scheduler() -> None:
+    function = {"name": "weather", "strict": True, "parameters": {"patternProperties": {"^x": {"type": "integer"}}}}
+    answers = find_formats(Parsers(tool_calls="qwen3_coder"), None, added_tokens(TOKENIZER))
+    made = session(answers=answers, tools=ToolOptions(definitions=({"type": "function", "function": function},)))
+    assert ID not in made
+    (failed,) = made.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert failed.code == "unsupported_schema"
+    assert failed.message.startswith("weather: #/patternProperties: ")
+    assert not [message for message in made.take_to_scheduler() if isinstance(message, Submit)]
+
+
 def test_reasoning_that_the_prompt_has_opened_continues() -> None:
     found = answer(session("<|im_start|>assistant\n<think>\n"), "Hm.\n</think>\n\nYes")
     assert (found.reasoning, found.text) == ("Hm.", "Yes")
