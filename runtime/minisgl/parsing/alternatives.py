@@ -8,10 +8,11 @@ from typing import Any, Final, NamedTuple
 
 from minisgl.grammar.schema.errors import Path, too_complex, unsupported
 from minisgl.grammar.schema.reader import Schema
-from minisgl.parsing.parameter_types import ALL_TYPES, has_type, same
+from minisgl.parsing.parameter_types import ALL_TYPES, has_type, value_key
 
-_MAX_ALTERNATIVES: Final = 256
-"""Of one schema, counting those that turn out to be impossible."""
+_MAX_STEPS: Final = 2_000
+"""Schemas that are read and alternatives that are merged for one schema."""
+_VALUES_PER_STEP: Final = 100
 _COMBINATIONS: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "$defs"})
 
 _NUMERIC: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
@@ -65,18 +66,16 @@ class Alternatives:
         """`sources`: places of the definitions in the user's schema."""
         self._definitions = definitions
         self._sources = sources
-        self._count = 0
+        self._steps = 0
 
     def of(self, schema: Schema, path: Path) -> list[Alternative]:
         """Return the alternatives of a schema; none if no value is valid. Raises GrammarError if there are too
         many."""
-        self._count = 0
+        self._steps = 0
         return self._of(schema, path)
 
     def _of(self, schema: Schema, path: Path) -> list[Alternative]:
-        self._count += 1
-        if self._count > _MAX_ALTERNATIVES:
-            raise too_complex(path, f"more than {_MAX_ALTERNATIVES} alternatives")
+        self._step(1, path)
         if isinstance(schema, bool):
             return [_ANYTHING] if schema else []
         found = [_own(schema, path)]
@@ -93,10 +92,15 @@ class Alternatives:
             raise unsupported((*path, "oneOf"), "a value may be valid under several of the schemas; use anyOf")
         return found
 
+    def _step(self, count: int, path: Path) -> None:
+        self._steps += count
+        if self._steps > _MAX_STEPS:
+            raise too_complex(path, "too many alternatives")
+
     def _both(self, ones: list[Alternative], others: list[Alternative], path: Path) -> list[Alternative]:
-        self._count += len(ones) * len(others)
-        if self._count > _MAX_ALTERNATIVES:
-            raise too_complex(path, f"more than {_MAX_ALTERNATIVES} alternatives")
+        values = sum(len(one.values or ()) for one in ones) * len(others)
+        values += sum(len(other.values or ()) for other in others) * len(ones)
+        self._step(len(ones) * len(others) + values // _VALUES_PER_STEP, path)
         pairs = [_merged(one, other) for one in ones for other in others]
         return [pair for pair in pairs if pair.types and pair.values != ()]
 
@@ -131,5 +135,6 @@ def _merged(one: Alternative, other: Alternative) -> Alternative:
     if values is not None:
         values = tuple(value for value in values if has_type(value, types))
         if one.values is not None and other.values is not None:
-            values = tuple(value for value in values if any(same(value, choice) for choice in other.values))
+            choices = {value_key(choice) for choice in other.values}
+            values = tuple(value for value in values if value_key(value) in choices)
     return Alternative(types, values, one.parts + other.parts)

@@ -17,6 +17,8 @@ from minisgl.parsing.alternatives import Alternative, Alternatives
 
 _MAX_DEFINITIONS: Final = 512 << 10
 """Bytes of the definitions of one tool, of which each parameter's schema has those that it needs."""
+_MAX_PARAMETERS: Final = 2_000
+"""Of one tool, in all ways to call it together."""
 _ROOT: Final = "root"
 """Definition of the schema itself, to which its parts may refer. Those of the user's schema have other names."""
 _MAPS: Final = ("properties", "patternProperties", "$defs")
@@ -73,6 +75,8 @@ class ToolSchema:
         ways = [one for one in found if one is not None]
         if not ways:
             raise unsupported((), "no arguments are valid")
+        if sum(len(way.parameters) for way in ways) > _MAX_PARAMETERS:
+            raise too_complex((), f"the ways to call it have more than {_MAX_PARAMETERS} parameters together")
         values = [parameter.value for way in ways for parameter in way.parameters]
         sizes = {name: len(msgspec.json.encode(definition)) for name, definition in self._definitions.items()}
         if sum(sizes[name] for value in values for name in self._needed(value.schema)) > _MAX_DEFINITIONS:
@@ -83,6 +87,8 @@ class ToolSchema:
 
     def alternatives(self, value: Value) -> list[Alternative]:
         """Return the alternatives of a value. Raises GrammarError if there are too many."""
+        if self._is_too_large and self._needed(value.schema):
+            value = value._replace(schema=True)
         return Alternatives(self._definitions, self._sources).of(value.schema, value.path)
 
     def json(self, schema: Schema, path: Path) -> str:

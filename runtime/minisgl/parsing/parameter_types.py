@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 ALL_TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -108,11 +108,14 @@ def has_type(value: Any, types: frozenset[str]) -> bool:
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two JSON values are equal: 1 is 1.0, but not true."""
-    match one:
-        case bool():
-            return isinstance(other, bool) and one == other
+    return value_key(one) == value_key(other)
+
+
+def value_key(value: Any) -> Hashable:
+    """Return a key that JSON values have in common if they are equal."""
+    match value:
         case list():
-            return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+            return "array", tuple(map(value_key, value))
         case dict():
-            return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    return not isinstance(other, bool) and bool(one == other)
+            return "object", frozenset((name, value_key(one)) for name, one in value.items())
+    return isinstance(value, bool), value

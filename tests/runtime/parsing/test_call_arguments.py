@@ -282,3 +282,20 @@ def test_names_that_tags_cannot_have_are_refused(name: str) -> None:
     for strict in (True, False):
         with pytest.raises(GrammarError, match="cannot write a parameter"):
             grammar("qwen3_coder", schema, strict=strict)
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "pythonic"])
+def test_schemas_with_too_many_alternatives_are_refused_or_left_out(grammars: Grammars, parser: ToolCallParser) -> None:
+    doubled = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 9} for i in range(9)}
+    many = {"$ref": "#/$defs/d0", "$defs": doubled | {"d9": {"type": "object", "properties": {"a": {}}}}}
+    values = [f"value{i}" for i in range(5_000)]
+    large = {
+        "properties": {f"p{i}": {"$ref": "#/$defs/values"} for i in range(1_000)},
+        "$defs": {"values": {"enum": values}},
+    }
+    for schema in (many, large):
+        with pytest.raises(GrammarError) as error:
+            grammar(parser, schema)
+        assert error.value.code == "grammar_too_complex"
+        assert error.value.message.startswith("f: #")
+        grammars.matcher(grammar(parser, schema, strict=False))
