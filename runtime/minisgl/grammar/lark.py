@@ -14,6 +14,7 @@ from llguidance import regex_to_lark
 from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.patterns import translate
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.schema.values import ESCAPES
 
 ANY_TEXT: Final = "/(?s:.*)/"
 """Any text without special tokens, also none."""
@@ -25,7 +26,7 @@ WHITESPACE: Final = r"[ \t]{0,2}(\r?\n[ \t]{0,32})?"
 """Whitespace at each place in a JSON text where it is allowed: as people indent, and bounded, since a model that
 repeats whitespace would otherwise never come to an end."""
 
-_JSON_OPTIONS: Final = {"coerce_one_of": False, "lenient": False, "json_allowed_escapes": 'nrbtf\\"'}
+_JSON_OPTIONS: Final = {"coerce_one_of": False, "lenient": False, "json_allowed_escapes": ESCAPES}
 """`\\uXXXX` is not allowed: a key that is written in two ways would be two keys to the grammar."""
 _OPTIONS: Final = '%llguidance {"no_forcing": true}\n'
 """Without this, a text in a grammar that spells a special token would only match that token, which has no text."""

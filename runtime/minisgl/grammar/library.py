@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -28,6 +29,35 @@ def problem_of(grammar: str) -> str:
     return deep_threads.submit(_problem, grammar).result()
 
 
+def matching(grammar: str, texts: Sequence[str]) -> list[bool]:
+    """Return whether each of the texts satisfies the grammar."""
+    return deep_threads.submit(_matching, grammar, texts).result()
+
+
+def begins(grammar: str, text: str) -> bool:
+    """Return whether a text that satisfies the grammar begins with another one."""
+    return deep_threads.submit(_begins, grammar, text).result()
+
+
+def _matching(grammar: str, texts: Sequence[str]) -> list[bool]:
+    start = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    return [
+        (matcher := start.deep_copy()).consume_tokens(list(text.encode())) and matcher.is_accepting() for text in texts
+    ]
+
+
+def _begins(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    return matcher.consume_tokens(list(text.encode())) and not _is_dead(matcher)
+
+
+def _is_dead(matcher: LLMatcher) -> bool:
+    """Whether no token may come next, not even the end."""
+    mask = np.zeros(_WORDS, np.int32)
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    return matcher.is_error() or not mask.any()
+
+
 def _problem(grammar: str) -> str:
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     if is_error:
@@ -36,9 +66,7 @@ def _problem(grammar: str) -> str:
     if matcher.is_error():
         problem = matcher.get_error()
         return "" if _NEEDS_TOKENS.search(problem) else _first_line(problem)
-    mask = np.zeros(_WORDS, np.int32)
-    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-    if matcher.is_error() or not mask.any():
+    if _is_dead(matcher):
         return _first_line(matcher.get_error()) or NOTHING_ALLOWED
     return ""
 

@@ -101,7 +101,7 @@ class Disjointness:
 def with_any_of(root: dict[str, Any], *, lenient: bool = False) -> None:
     """Replace each `oneOf` by `anyOf` where it means the same; everywhere if `lenient`."""
     disjointness = Disjointness(root)
-    for schema in list(_schemas(root)):
+    for schema in list(schemas_within(root)):
         branches = schema.get("oneOf")
         if branches is None or not (lenient or len(branches) == 1 or disjointness.all_disjoint(branches)):
             continue
@@ -112,19 +112,19 @@ def with_any_of(root: dict[str, Any], *, lenient: bool = False) -> None:
             schema["anyOf"] = branches
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+def schemas_within(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield a schema and all schemas within it."""
     if not isinstance(schema, dict):
         return
     yield schema
     for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
         for part in schema.get(keyword, ()):
-            yield from _schemas(part)
+            yield from schemas_within(part)
     for keyword in ("properties", "patternProperties", "$defs"):
         for part in schema.get(keyword, {}).values():
-            yield from _schemas(part)
+            yield from schemas_within(part)
     for keyword in ("items", "additionalProperties"):
-        yield from _schemas(schema.get(keyword))
+        yield from schemas_within(schema.get(keyword))
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:

@@ -6,6 +6,7 @@ import msgspec
 
 from minisgl.grammar.schema.disjoint import with_any_of
 from minisgl.grammar.schema.errors import too_complex, unsupported
+from minisgl.grammar.schema.keys import close_objects
 from minisgl.grammar.schema.limits import MAX_BYTES
 from minisgl.grammar.schema.productive import circular, endless
 from minisgl.grammar.schema.reader import Reader, Schema
@@ -33,6 +34,7 @@ def _read(schema: Schema, *, lenient: bool) -> ExactSchema:
     reader = Reader(schema, lenient=lenient)
     result = reader.read()
     if isinstance(result, dict):
+        close_objects(result)
         with_any_of(result, lenient=lenient)
         for name in circular(result):
             path = reader.sources.get(name, ())

@@ -11,6 +11,8 @@ from minisgl.grammar.schema.limits import EXACT_INTEGER, MAX_DEPTH, MAX_DIVISOR,
 
 _DIGITS: Final = 15
 """Decimal digits that every double keeps."""
+ESCAPES: Final = 'nrbtf\\"'
+"""Letters behind a backslash in a JSON text."""
 _WRITABLE: Final = frozenset("\b\t\n\f\r")
 """Control characters with a short escape. Others could only be written as `\\uXXXX`, which stays forbidden: a key that
 is written in two ways would be two keys to the grammar."""
