@@ -14,6 +14,7 @@ from llguidance import LLMatcher
 
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.lark import TOKEN_IDS
+from minisgl.grammar.library_errors import code_of, first_line
 from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.matcher import Matcher
 from minisgl.grammar.threads import deep_threads
@@ -132,14 +133,16 @@ class GrammarCompiler:
     def _compile(self, text: str) -> Matcher:
         raw = LLMatcher(self._tokenizer.tokens, text, log_level=0, limits=LIMITS)
         if raw.is_error():
-            raise GrammarError("invalid_grammar", raw.get_error())
+            problem = first_line(raw.get_error())
+            raise GrammarError(code_of(problem, "invalid_grammar"), problem)
         compiled = Matcher(raw, self._tokenizer, names_tokens=TOKEN_IDS in text)
         # The first mask takes longest, and shows whether any answer is possible.
         mask = np.zeros(self._tokenizer.mask_words, np.int32)
         try:
             compiled.fill_mask(mask)
         except GrammarError as error:
-            raise GrammarError("invalid_grammar", f"no answer is possible under the grammar: {error.message}") from None
+            code = "invalid_grammar" if error.code == "no_allowed_token" else error.code
+            raise GrammarError(code, f"no answer is possible under the grammar: {error.message}") from None
         if not mask.any():
             raise GrammarError("invalid_grammar", "no answer is possible under the grammar")
         return compiled

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from minisgl.grammar.library_errors import first_line
 from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.threads import deep_threads
 
 NOTHING_ALLOWED: Final = "no text satisfies the grammar"
 
-_POSITION: Final = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 _NEEDS_TOKENS: Final = re.compile("unknown special token|token range")
 _BYTES: Final = 256
 _END: Final = _BYTES
@@ -61,18 +61,14 @@ def _is_dead(matcher: LLMatcher) -> bool:
 def _problem(grammar: str) -> str:
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     if is_error:
-        return _first_line(messages[0])
+        return first_line(messages[0])
     matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
     if matcher.is_error():
         problem = matcher.get_error()
-        return "" if _NEEDS_TOKENS.search(problem) else _first_line(problem)
+        return "" if _NEEDS_TOKENS.search(problem) else first_line(problem)
     if _is_dead(matcher):
-        return _first_line(matcher.get_error()) or NOTHING_ALLOWED
+        return first_line(matcher.get_error()) or NOTHING_ALLOWED
     return ""
-
-
-def _first_line(message: str) -> str:
-    return _POSITION.sub("", message.partition("\n")[0])
 
 
 @cache

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.library_errors import code_of, first_line, is_dead_end
 from minisgl.grammar.tokenizer import GrammarTokenizer
+
+DEAD_END: Final = (
+    "no text can follow here: the next part of the request's grammar or schema matches nothing; correct it"
+)
 
 
 class Matcher:
@@ -66,11 +72,11 @@ class Matcher:
             raise error
 
     def error(self) -> GrammarError | None:
-        """Return the error that makes masks of this matcher meaningless, such as a step that exceeds its budget."""
+        """Return the error that makes masks of this matcher meaningless: the answer cannot go on, because a part of the
+        grammar matches nothing or a step exceeds its budget, or the library failed."""
         if not self.raw.is_error():
             return None
-        return GrammarError("grammar_failed", _first_line(self.raw.get_error()))
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
+        problem = first_line(self.raw.get_error())
+        if is_dead_end(problem):
+            return GrammarError("no_allowed_token", DEAD_END)
+        return GrammarError(code_of(problem, "grammar_failed"), problem)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from minisgl.grammar import lark
 from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import problem_of
+from minisgl.grammar.library_errors import code_of
 from minisgl.grammar.limits import MAX_TEXT
 from minisgl.grammar.schema.errors import pointer
 from minisgl.grammar.schema.exact import exact
@@ -17,7 +17,6 @@ from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
 from minisgl.wire.text import StructuredOutput
 
-_TOO_COMPLEX: Final = re.compile(r"too (big|large|complex|deep)|limit|fuel|Unable to determine", re.IGNORECASE)
 _IN_PLAIN_WORDS: Final = {
     "oneOf constraints": "a value may be valid under several of the schemas in oneOf; give them different types or "
     "a property with different constants, or use anyOf",
@@ -36,7 +35,7 @@ def validate(constraint: StructuredOutput) -> None:
     else:
         problem = problem_of(build(constraint))
         if problem:
-            raise GrammarError(_code(problem, "invalid_grammar"), problem)
+            raise GrammarError(code_of(problem, "invalid_grammar"), problem)
 
 
 def validate_schema(schema: Schema) -> None:
@@ -49,12 +48,8 @@ def validate_schema(schema: Schema) -> None:
         if reason.startswith("Unsatisfiable schema: "):
             words = f"{words}: {reason.partition(': ')[2]}"
         where = pointer(path)
-        raise GrammarError(_code(reason, "unsupported_schema"), f"{where}: {words or reason}", where)
+        raise GrammarError(code_of(reason, "unsupported_schema"), f"{where}: {words or reason}", where)
 
 
 def _schema_problem(schema: Schema) -> str:
     return problem_of(lark.grammar(f"start: {lark.exact_json(schema)}"))
-
-
-def _code(problem: str, otherwise: str) -> str:
-    return "grammar_too_complex" if _TOO_COMPLEX.search(problem) else otherwise

@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 from numpy.typing import NDArray
 
+from minisgl.grammar import compiler
 from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.matcher import Matcher
@@ -109,6 +111,28 @@ def test_a_bad_grammar_is_refused() -> None:
     with pytest.raises(GrammarError) as error:
         grammars().matcher("start: missing")
     assert error.value.code == "invalid_grammar"
+
+
+def test_an_answer_that_cannot_go_on_is_an_error_of_its_grammar() -> None:
+    state = matcher("grammar", 'start: "a" B | "b"\nB: /b+/ & /c+/')
+    assert state.consume(tokenizer().token_to_id("a"))
+    with pytest.raises(GrammarError) as error:
+        next_tokens(state)
+    assert error.value.code == "no_allowed_token" and "matches nothing" in error.value.message
+    masks = np.zeros((8, grammars().mask_words), np.int32)
+    errors = grammars().fill([(state.copy(), row) for row in range(8)], masks)
+    assert {row: one.code for row, one in errors.items()} == dict.fromkeys(range(8), "no_allowed_token")
+
+
+def test_a_token_that_exceeds_a_limit_is_an_error_of_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "LIMITS", LLParserLimits(max_lexer_states=50, verbose_errors=False))
+    state = matcher("regex", "start(a|b)*a(a|b){20}end")
+    with pytest.raises(GrammarError) as error:
+        for character in "start" + "aab" * 20:
+            next_tokens(state)
+            assert state.consume(tokenizer().token_to_id(character))
+    assert error.value.code == "grammar_too_complex"
+    assert error.value.message.startswith("lexer error: too many states")
 
 
 def test_tokens_of_many_rows_are_consumed_in_order() -> None:
