@@ -29,6 +29,11 @@ def problem_of(grammar: str) -> str:
     return deep_threads.submit(_problem, grammar).result()
 
 
+def matches_nothing(grammar: str) -> bool:
+    """Return whether a grammar allows not even the beginning of a text. False for one that cannot be compiled."""
+    return deep_threads.submit(_matches_nothing, grammar).result()
+
+
 def matching(grammar: str, texts: Sequence[str]) -> list[bool]:
     """Return whether each of the texts satisfies the grammar."""
     return deep_threads.submit(_matching, grammar, texts).result()
@@ -44,6 +49,11 @@ def _matching(grammar: str, texts: Sequence[str]) -> list[bool]:
     return [
         (matcher := start.deep_copy()).consume_tokens(list(text.encode())) and matcher.is_accepting() for text in texts
     ]
+
+
+def _matches_nothing(grammar: str) -> bool:
+    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    return not matcher.is_error() and _is_dead(matcher)
 
 
 def _begins(grammar: str, text: str) -> bool:

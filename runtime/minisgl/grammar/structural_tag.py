@@ -6,7 +6,7 @@ begin where the text contains one of `triggers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -16,6 +16,7 @@ from minisgl.grammar import lark
 from minisgl.grammar.ebnf import to_lark
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.lark import Fragment
+from minisgl.grammar.schema.errors import Path
 
 MAX_DEPTH: Final = 16
 MAX_REPEATS: Final = 1000
@@ -144,10 +145,7 @@ _decoder: Final = msgspec.json.Decoder(StructuralTag)
 def structural_tag(definition: str, name: str, added_tokens: Mapping[str, int]) -> Fragment:
     """Return a definition in JSON as a fragment; `name` begins the names of its rules. A text that begins or ends a tag
     also matches the token in `added_tokens` with this text. Raises GrammarError."""
-    try:
-        decoded = _decoder.decode(definition)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GrammarError("invalid_grammar", f"the structural tag is not valid: {error}") from None
+    decoded = _decoded(definition)
     format = decoded.format
     if decoded.structures is not None and decoded.triggers is not None and format is None:
         tags = [ListedTag(part.begin, JsonSchema(part.schema), part.end) for part in decoded.structures]
@@ -158,6 +156,33 @@ def structural_tag(definition: str, name: str, added_tokens: Mapping[str, int]) 
     start = writer.write(format, MAX_DEPTH)
     rules = "\n".join([f"start: {start}", f"TEXT: {lark.ANY_TEXT}", *writer.rules])
     return Fragment(f"@{name}", ((name, rules), *writer.grammars))
+
+
+def parts(definition: str) -> Iterator[tuple[Path, Regex | Grammar]]:
+    """Yield the regular expressions and grammars of a definition, with their paths. Raises GrammarError."""
+    format = _decoded(definition).format
+    if format is not None:
+        yield from _parts(format, ("format",))
+
+
+def _parts(format: msgspec.Struct, path: Path) -> Iterator[tuple[Path, Regex | Grammar]]:
+    if isinstance(format, Regex | Grammar):
+        yield (*path, format.__struct_fields__[0]), format
+    for name in format.__struct_fields__:
+        value = getattr(format, name)
+        if isinstance(value, msgspec.Struct):
+            yield from _parts(value, (*path, name))
+        elif isinstance(value, list):
+            for i, one in enumerate(value):
+                if isinstance(one, msgspec.Struct):
+                    yield from _parts(one, (*path, name, i))
+
+
+def _decoded(definition: str) -> StructuralTag:
+    try:
+        return _decoder.decode(definition)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise GrammarError("invalid_grammar", f"the structural tag is not valid: {error}") from None
 
 
 class _Writer:

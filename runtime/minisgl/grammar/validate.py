@@ -6,8 +6,10 @@ from typing import Final
 
 from minisgl.grammar import lark
 from minisgl.grammar.build import build, decode_schema
+from minisgl.grammar.dead_ends import can_be_empty, dead_end
+from minisgl.grammar.ebnf import to_lark
 from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.library import problem_of
+from minisgl.grammar.library import matches_nothing, problem_of
 from minisgl.grammar.library_errors import code_of
 from minisgl.grammar.limits import MAX_TEXT
 from minisgl.grammar.schema.errors import pointer
@@ -15,8 +17,11 @@ from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.locate import locate
 from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.structural_tag import Grammar, parts
 from minisgl.wire.text import StructuredOutput
 
+_MAX_CHECKS: Final = 64
+"""Parts of a structural tag, at about a millisecond each."""
 _IN_PLAIN_WORDS: Final = {
     "oneOf constraints": "a value may be valid under several of the schemas in oneOf; give them different types or "
     "a property with different constants, or use anyOf",
@@ -36,6 +41,33 @@ def validate(constraint: StructuredOutput) -> None:
         problem = problem_of(build(constraint))
         if problem:
             raise GrammarError(code_of(problem, "invalid_grammar"), problem)
+        if constraint.kind == "grammar":
+            _check_dead_ends(constraint.value, "")
+        elif constraint.kind == "structural_tag":
+            _check_parts(constraint.value)
+
+
+def _check_dead_ends(grammar: str, where: str) -> None:
+    if part := dead_end(to_lark(grammar)):
+        message = f"an answer can come to {part!r}, which matches nothing or never ends"
+        raise GrammarError("invalid_grammar", f"{where}: {message}" if where else message, where)
+
+
+def _check_parts(definition: str) -> None:
+    """Refuse regular expressions and grammars of a structural tag that match nothing."""
+    checks = 0
+    for path, part in parts(definition):
+        where = pointer(path)
+        if isinstance(part, Grammar):
+            _check_dead_ends(part.grammar, where)
+            text = to_lark(part.grammar)
+        else:
+            text = f"start: {lark.regex(part.pattern)}"
+            if not can_be_empty(text):
+                continue
+        checks += 1
+        if checks <= _MAX_CHECKS and matches_nothing(text):
+            raise GrammarError("invalid_grammar", f"{where}: no text matches", where)
 
 
 def validate_schema(schema: Schema) -> None:
