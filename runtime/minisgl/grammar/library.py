@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from minisgl.grammar.library_errors import first_line
+from minisgl.grammar.library_errors import code_of, first_line
 from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.threads import deep_threads
 
 NOTHING_ALLOWED: Final = "no text satisfies the grammar"
 
 _NEEDS_TOKENS: Final = re.compile("unknown special token|token range")
+_TOKEN_ID: Final = re.compile(r"<\[\d+\]>")
+_LONG: Final = 16 << 10
+"""Characters. Schemas of tools are within the limits alone; shorter grammars seldom exceed them together."""
+_KEPT: Final = 32
+"""Long grammars that are remembered, of up to some megabytes each: agents send the same tools with each request."""
 _BYTES: Final = 256
 _END: Final = _BYTES
 _WORDS: Final = (_BYTES + 32) // 32
@@ -29,9 +34,21 @@ def problem_of(grammar: str) -> str:
     return deep_threads.submit(_problem, grammar).result()
 
 
+def is_too_large(grammar: str) -> bool:
+    """Return whether a long grammar exceeds a limit of the library, which takes up to a quarter of a second. Its
+    special tokens may be those of any vocabulary."""
+    return len(grammar) >= _LONG and _exceeds_limits(grammar)
+
+
 def matches_nothing(grammar: str) -> bool:
     """Return whether a grammar allows not even the beginning of a text. False for one that cannot be compiled."""
     return deep_threads.submit(_matches_nothing, grammar).result()
+
+
+@lru_cache(_KEPT)
+def _exceeds_limits(grammar: str) -> bool:
+    problem = problem_of(_TOKEN_ID.sub(f"<[{_END}]>", grammar))
+    return code_of(problem, "") == "grammar_too_complex"
 
 
 def matching(grammar: str, texts: Sequence[str]) -> list[bool]:

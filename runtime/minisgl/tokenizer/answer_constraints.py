@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 from minisgl.grammar.errors import GrammarError
+from minisgl.grammar.library import is_too_large
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.answer_grammar import answer_grammar
+from minisgl.parsing.call_grammar import CallableTool
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.callable_tools import callable_tools
 from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.messages import Thinking
 from minisgl.wire.text import Generate
+
+_ANY_ARGUMENTS: Final = {"type": "object"}
 
 
 class Constraints(NamedTuple):
@@ -106,11 +111,26 @@ def _grammar(generate: Generate, answers: AnswerFormat, state: ReasoningState) -
         return ""
     if options is None or not tools:
         return "" if constraint is None else answer_grammar(answers, state, constraint=constraint)
-    return answer_grammar(
-        answers,
-        state,
-        tools=tools,
-        parallel=options.parallel and options.choice != "named",
-        must_call=options.choice != "auto",
-        constraint=constraint,
-    )
+
+    def grammar(tools: Sequence[CallableTool]) -> str:
+        return answer_grammar(
+            answers,
+            state,
+            tools=tools,
+            parallel=options.parallel and options.choice != "named",
+            must_call=options.choice != "auto",
+            constraint=constraint,
+        )
+
+    text = grammar(tools)
+    if not is_too_large(text):
+        return text
+    if not all(tool.is_strict for tool in tools):
+        text = grammar([tool if tool.is_strict else tool._replace(schema=_ANY_ARGUMENTS) for tool in tools])
+    if is_too_large(text):
+        raise PromptError(
+            "grammar_too_complex",
+            "the schemas of these tools are too large together; send fewer tools, or simpler parameters",
+            "tools",
+        )
+    return text

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from minisgl.grammar.library import is_too_large
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
@@ -362,3 +363,38 @@ def test_constraints_that_were_prepared_for_another_end_of_the_prompt_are_not_us
     (submit,) = made.take_to_scheduler()
     assert isinstance(submit, Submit) and submit.thinking is not None
     assert not submit.thinking.is_open
+
+
+def large_tools(*, strict: bool, count: int = 60) -> ToolOptions:
+    def values(tool: int, parameter: int) -> dict[str, Any]:
+        return {"type": "string", "enum": [f"value {tool} {parameter} {i}" for i in range(20)]}
+
+    definitions = [
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool{tool}",
+                "strict": strict,
+                "parameters": {"type": "object", "properties": {f"p{i}": values(tool, i) for i in range(40)}},
+            },
+        }
+        for tool in range(count)
+    ]
+    return ToolOptions(definitions=(*definitions, WEATHER), choice="required")
+
+
+def test_schemas_of_tools_that_are_too_large_together_are_refused() -> None:
+    made = session(tools=large_tools(strict=True))
+    (failed,) = made.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    assert (failed.code, failed.param) == ("grammar_too_complex", "tools")
+    assert made.take_to_scheduler() == []
+
+
+@pytest.mark.parametrize("count", [10, 60])
+def test_schemas_that_are_too_large_together_are_left_out_unless_they_are_strict(count: int) -> None:
+    made = session(tools=large_tools(strict=False, count=count))
+    (submit,) = made.take_to_scheduler()
+    assert isinstance(submit, Submit) and not is_too_large(submit.grammar)
+    assert ("value 3 2 1" in submit.grammar) == (count == 10)
+    assert "tool9" in submit.grammar and "weather" in submit.grammar
