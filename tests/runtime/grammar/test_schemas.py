@@ -234,6 +234,36 @@ def test_keywords_without_effect_are_accepted(schema: Any) -> None:
         ),
         (
             {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "type": "array",
+                "items": {"$ref": "#/definitions/digit", "minimum": 100, "format": "regex"},
+                "definitions": {"digit": {"type": "integer", "maximum": 9}},
+            },
+            "[7]",
+            "[100]",
+        ),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-06/schema#",
+                "$ref": "#/definitions/digit",
+                "definitions": {"digit": {"type": "integer", "maximum": 9}},
+                "not": {},
+            },
+            "7",
+            "100",
+        ),
+        (
+            {
+                "$schema": "https://json-schema.org/draft/2019-09/schema",
+                "items": {"$ref": "#/$defs/digit", "minimum": 5},
+                "type": "array",
+                "$defs": {"digit": {"type": "integer", "maximum": 9}},
+            },
+            "[7]",
+            "[3]",
+        ),
+        (
+            {
                 "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
                 "$defs": {
                     kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}

@@ -34,7 +34,9 @@ _P = ParamSpec("_P")
 
 Schema = dict[str, Any] | bool
 TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_OLD_DRAFTS: Final = ("draft-03", "draft-04", "draft-06", "draft-07", "2019-09")
+_REF_ALONE: Final = ("draft-03", "draft-04", "draft-06", "draft-07")
+"""Drafts in which a schema with `$ref` has no other keywords."""
+_OLD_DRAFTS: Final = (*_REF_ALONE, "2019-09")
 
 _NO_EFFECT: Final[dict[str, Callable[[Any], bool]]] = {
     "uniqueItems": lambda value: value is False,
@@ -60,6 +62,7 @@ class Reader:
         self._is_lenient = lenient
         draft = root.get("$schema", "") if isinstance(root, dict) else ""
         self._is_old = isinstance(draft, str) and any(name in draft for name in _OLD_DRAFTS)
+        self._is_ref_alone = self._is_old and any(name in draft for name in _REF_ALONE)
         self._names: dict[Path, str] = {}
         self._nodes = 0
         self._deepest = 0
@@ -93,6 +96,8 @@ class Reader:
             return schema
         if not isinstance(schema, dict):
             raise unsupported(path, "expected a schema: an object, true or false")
+        if self._is_ref_alone and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}
         result: dict[str, Any] = {}
         for keyword in schema:
             self._attempt(self._keyword, schema, (*path, keyword), depth, result)
