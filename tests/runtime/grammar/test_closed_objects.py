@@ -43,7 +43,14 @@ SCHEMAS = {
     "a name with quotes": closed({'"': FLAG, "\t": FLAG}, {'^["\\t]$': FLAG}, required=['"']),
     "in allOf": {"allOf": [{"type": "object", "properties": {"a": DIGIT}}, closed({}, {"^a$": {}}, required=["a"])]},
 }
+MERGED = {"type": "object", "properties": {"a": DIGIT}, "required": ["a"]}
+SCHEMAS |= {
+    "a pattern of a property in allOf": {"allOf": [MERGED, closed({}, {"^a$": {"minimum": 3}})]},
+    "a pattern beside allOf": {"allOf": [MERGED], "patternProperties": {"^a$": {}}, "additionalProperties": False},
+    "a pattern beside a reference": {"$defs": {"m": MERGED}, "$ref": "#/$defs/m", **closed({}, {"^a$": {}})},
+}
 OPEN = {
+    "a pattern of more keys in allOf": {"allOf": [MERGED, closed({"a": True}, {"^(a|b)$": DIGIT})]},
     "a pattern of more keys": closed({"a": DIGIT}, {"^(a|b)$": DIGIT}),
     "additional properties": closed({"a": DIGIT}, {"^a$": {}}, additionalProperties=DIGIT),
 }
