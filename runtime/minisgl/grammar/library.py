@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from minisgl.grammar.library_errors import code_of, first_line
+from minisgl.grammar.library_errors import code_of, first_line, is_dead_end
 from minisgl.grammar.limits import LIMITS
 from minisgl.grammar.threads import deep_threads
 
@@ -94,7 +94,8 @@ def _problem(grammar: str) -> str:
         problem = matcher.get_error()
         return "" if _NEEDS_TOKENS.search(problem) else first_line(problem)
     if _is_dead(matcher):
-        return first_line(matcher.get_error()) or NOTHING_ALLOWED
+        problem = first_line(matcher.get_error())
+        return NOTHING_ALLOWED if not problem or is_dead_end(problem) else problem
     return ""
 
 

@@ -9,7 +9,7 @@ from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.dead_ends import can_be_empty, dead_end
 from minisgl.grammar.ebnf import to_lark
 from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.library import matches_nothing, problem_of
+from minisgl.grammar.library import NOTHING_ALLOWED, matches_nothing, problem_of
 from minisgl.grammar.library_errors import code_of
 from minisgl.grammar.limits import MAX_TEXT
 from minisgl.grammar.schema.errors import pointer
@@ -27,6 +27,7 @@ _IN_PLAIN_WORDS: Final = {
     "a property with different constants, or use anyOf",
     "min/maxProperties": "minProperties and maxProperties are only supported where all properties are required",
     "Unsatisfiable schema": "no value is valid",
+    NOTHING_ALLOWED: "no value is valid",
     "Unable to determine": "the pattern and the limits of the length are too complex together",
 }
 

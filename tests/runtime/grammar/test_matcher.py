@@ -15,6 +15,7 @@ from minisgl.grammar import compiler
 from minisgl.grammar.build import build
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.matcher import Matcher
+from minisgl.grammar.validate import validate
 from minisgl.wire.text import ConstraintKind, StructuredOutput
 from support.grammar.walk import eos_tokens, grammars, next_tokens, random_answer, tokenizer
 
@@ -105,6 +106,20 @@ def test_the_text_of_a_special_token_is_not_that_token() -> None:
 def test_every_kind_gives_answers(kind: ConstraintKind, value: object) -> None:
     for seed in range(5):
         assert random_answer(matcher(kind, value), random.Random(seed)) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("regex", r"a[^\s\S]", "no text satisfies the grammar"),
+        ("grammar", "root ::= root", "no text satisfies the grammar"),
+        ("json", r'{"type": "string", "pattern": "^[\\x01-\\x02]$"}', "#: no value is valid"),
+    ],
+)
+def test_a_constraint_without_answers_is_refused_in_plain_words(kind: ConstraintKind, value: str, message: str) -> None:
+    with pytest.raises(GrammarError) as error:
+        validate(StructuredOutput(kind, value))
+    assert error.value.message == message
 
 
 def test_a_bad_grammar_is_refused() -> None:
