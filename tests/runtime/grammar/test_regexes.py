@@ -133,3 +133,23 @@ def test_flags_are_refused_in_schemas() -> None:
     with pytest.raises(GrammarError) as error:
         translate("(?i)a", of_schema=True)
     assert error.value.code == "unsupported_schema"
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^x\x01$", r"^x[\x01\x02]$", r"^x[\x01-\x05\v]$", r"^[b-\x01]$", "^x\x7f", r"^x\v$", r"^(a|x\cA)$"]
+)
+def test_a_pattern_of_a_schema_that_needs_a_character_no_answer_contains_is_refused(pattern: str) -> None:
+    for schema, path in (({"pattern": pattern}, "#/pattern"), ({"patternProperties": {pattern: {}}}, "#/pattern")):
+        with pytest.raises(GrammarError, match=r"control character|before its beginning") as error:
+            validate(StructuredOutput("json", json.dumps(schema)))
+        assert error.value.code == "unsupported_schema" and error.value.path.startswith(path)
+
+
+@pytest.mark.parametrize("pattern", [r"^x[\x01a]$", r"^x[\x00-\x1f]$", r"^x[^\x01]$", r"^x[\x7e-\x7f]$", r"^x\t$"])
+def test_a_class_with_other_characters_is_enforced(pattern: str) -> None:
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    validate(StructuredOutput("json", schema))
+    matcher = grammars().matcher(build(StructuredOutput("json", schema)))
+    for seed in range(20):
+        answer = random_answer(matcher.copy(), random.Random(seed))
+        assert answer is not None and problems(schema, answer) == []

@@ -10,6 +10,7 @@ from typing import Final
 
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.schema.limits import MAX_PATTERN
+from minisgl.grammar.schema.values import is_writable
 
 _NARROW: Final = {
     "d": "0-9",
@@ -31,6 +32,7 @@ _WIDE: Final = {
 """Members of a class that any dialect takes to contain."""
 _DOT: Final = r"[^\n\r\u{2028}\u{2029}]"
 _CONTROL: Final = {"t": r"\t", "n": r"\n", "r": r"\r", "f": r"\f", "v": r"\x0b", "0": r"\x00"}
+_CANNOT_WRITE: Final = "needs a control character that an answer cannot contain"
 _HEXADECIMAL: Final = frozenset("0123456789abcdefABCDEF")
 
 
@@ -88,6 +90,8 @@ class _Translator:
                     part = character
                 case _:
                     part = _literal(character)
+            if self._of_schema and _is_unwritable(part):
+                raise _Refused(_CANNOT_WRITE)
             can_repeat = part[:1] not in ("*", "+", "?", "{", "^", "$", "|") and not part.startswith("(")
             parts.append(part)
         if self._open_groups:
@@ -208,10 +212,27 @@ class _Translator:
                 last = self._member(classes)
                 if first in classes.values() or last in classes.values():
                     raise _Refused("has a range that begins or ends with a class")
-                parts.append(f"{first}-{last}")
-            else:
+                parts.append(self._range(first, last, negated))
+            elif negated or not (self._of_schema and _is_unwritable(first)):
                 parts.append(first)
+        parts = [part for part in parts if part]
+        if not parts:
+            raise _Refused(_CANNOT_WRITE)
         return f"[{'^' if negated else ''}{''.join(parts)}]"
+
+    def _range(self, first: str, last: str, negated: bool) -> str:
+        """Return a range of a class. In a schema, it neither begins nor ends with characters that an answer cannot
+        contain: of all of them, the library makes escapes of other characters."""
+        if negated or not self._of_schema or not (_is_unwritable(first) or _is_unwritable(last)):
+            return f"{first}-{last}"
+        low, high = _code(first), _code(last)
+        if low > high:
+            raise _Refused("has a range whose end comes before its beginning")
+        while low <= high and not is_writable(chr(low)):
+            low += 1
+        while low <= high and not is_writable(chr(high)):
+            high -= 1
+        return f"{_literal(chr(low))}-{_literal(chr(high))}" if low <= high else ""
 
     def _member(self, classes: dict[str, str]) -> str:
         character = self._take()
@@ -225,6 +246,17 @@ class _Translator:
         if escaped == "b":
             return r"\x08"
         return self._character_escape(escaped)
+
+
+def _is_unwritable(part: str) -> bool:
+    """Whether a part of an expression is a character that texts of an answer cannot contain."""
+    return len(part) == 4 and part.startswith(r"\x") and not is_writable(chr(int(part[2:], 16)))
+
+
+def _code(part: str) -> int:
+    if part.startswith(("\\p", "\\P")):
+        raise _Refused("has a range that begins or ends with a class")
+    return int(part[2:], 16) if len(part) == 4 else ord(part)
 
 
 def _literal(character: str) -> str:

@@ -20,8 +20,13 @@ is written in two ways would be two keys to the grammar."""
 
 def check_text(text: str, path: Path) -> None:
     """Refuse a text that an answer cannot contain. Raises GrammarError."""
-    if any((character < " " or character == "\x7f") and character not in _WRITABLE for character in text):
+    if not all(map(is_writable, text)):
         raise unsupported(path, "control characters other than \\b, \\t, \\n, \\f and \\r are not supported")
+
+
+def is_writable(character: str) -> bool:
+    """Return whether a text of an answer can contain a character."""
+    return (character >= " " and character != "\x7f") or character in _WRITABLE
 
 
 def check_constant(value: Any, path: Path) -> None:
