@@ -13,7 +13,8 @@ _MAX_SCHEMAS: Final = 256
 
 
 def parameter_types(schema: Mapping[str, Any], name: str) -> frozenset[str]:
-    """Return the JSON types of a parameter; all of them for one that the schema does not describe."""
+    """Return the JSON types of a parameter, with `integer` beside `number`; all of them for one that the schema does
+    not describe."""
     return _Types(schema).of_property(schema, name, _MAX_DEPTH) or ALL_TYPES
 
 
@@ -34,10 +35,13 @@ class _Types:
         declared = schema.get("type")
         if declared is not None:
             names = declared if isinstance(declared, list) else [declared]
-            allowed &= frozenset(name for name in names if isinstance(name, str) and name in ALL_TYPES) or ALL_TYPES
+            known = frozenset(name for name in names if isinstance(name, str) and name in ALL_TYPES)
+            # A number may also be an integer, which another schema demands.
+            allowed &= (known | {"integer"} if "number" in known else known) or ALL_TYPES
         for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
             if isinstance(values, list):
-                allowed &= frozenset(map(_type_of, values))
+                kinds = frozenset(map(_type_of, values))
+                allowed &= kinds | {"integer"} if "number" in kinds else kinds
         for keyword in ("anyOf", "oneOf"):
             if isinstance(options := schema.get(keyword), list) and options:
                 allowed &= frozenset[str]().union(*(self.of(option, depth - 1) for option in options))
