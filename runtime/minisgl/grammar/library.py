@@ -19,8 +19,9 @@ NOTHING_ALLOWED: Final = "no text satisfies the grammar"
 
 _NEEDS_TOKENS: Final = re.compile("unknown special token|token range")
 _TOKEN_ID: Final = re.compile(r"<\[\d+\]>")
-_LONG: Final = 16 << 10
-"""Characters. Schemas of tools are within the limits alone; shorter grammars seldom exceed them together."""
+_LONG: Final = 192 << 10
+"""Characters. Schemas of tools are within the limits alone; shorter grammars seldom exceed them together. Those of 128
+usual tools have a third, and would take a twentieth of a second more until their first token."""
 _KEPT: Final = 32
 """Long grammars that are remembered, of up to some megabytes each: agents send the same tools with each request."""
 _BYTES: Final = 256
