@@ -19,6 +19,8 @@ _MAX_DEFINITIONS: Final = 512 << 10
 """Bytes of the definitions of one tool, of which each parameter's schema has those that it needs."""
 _MAX_PARAMETERS: Final = 2_000
 """Of one tool, in all ways to call it together."""
+_MAX_CHECKED: Final = 400
+"""Values of one tool that the library checks, a millisecond or two each."""
 _ROOT: Final = "root"
 """Definition of the schema itself, to which its parts may refer. Those of the user's schema have other names."""
 _MAPS: Final = ("properties", "patternProperties", "$defs")
@@ -66,6 +68,7 @@ class ToolSchema:
         self._root: Schema = root
         self._definitions[_ROOT] = self._root
         self._closures: dict[str, frozenset[str]] = {}
+        self._checked = 0
         self._is_too_large = False
         """Parameters that refer to definitions may have any value."""
 
@@ -95,13 +98,23 @@ class ToolSchema:
         """Return an expression for JSON under a schema. Raises GrammarError for a strict tool."""
         schema = self._with_definitions(schema)
         expression = lark.exact_json(schema)
-        problem = "" if is_plain(schema) else problem_of(lark.grammar(f"start: {expression}"))
+        problem = "" if is_plain(schema) else self._problem(expression, path)
         if not problem:
             return expression
         if self._is_strict:
             raise unsupported(path, problem)
         is_object = isinstance(schema, dict) and schema.get("type") == "object"
         return lark.exact_json({"type": "object"} if is_object else True)
+
+    def _problem(self, expression: str, path: Path) -> str:
+        """Return why the library cannot enforce an expression; empty if it can. Raises GrammarError for a strict tool
+        with too many."""
+        self._checked += 1
+        if self._checked <= _MAX_CHECKED:
+            return problem_of(lark.grammar(f"start: {expression}"))
+        if self._is_strict:
+            raise too_complex(path, f"more than {_MAX_CHECKED} parameters with combinations of schemas")
+        return "not checked"
 
     def _arguments(self, way: Alternative) -> Arguments | None:
         """Return the arguments of one alternative; None if it has none that can be written."""

@@ -299,3 +299,16 @@ def test_schemas_with_too_many_alternatives_are_refused_or_left_out(grammars: Gr
         assert error.value.code == "grammar_too_complex"
         assert error.value.message.startswith("f: #")
         grammars.matcher(grammar(parser, schema, strict=False))
+
+
+@pytest.mark.parametrize("count", [300, 1_000])
+def test_not_more_parameters_are_checked_than_takes_a_second(grammars: Grammars, count: int) -> None:
+    types = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+    limited = [{"allOf": [types, {"anyOf": [{"enum": ["x"]}, {"minimum": i}]}]} for i in range(count)]
+    schema = {"properties": {f"p{i}": value for i, value in enumerate(limited)}}
+    grammars.matcher(grammar("pythonic", schema, strict=False))
+    if count > 400:
+        with pytest.raises(GrammarError, match="more than 400 parameters"):
+            grammar("pythonic", schema)
+    else:
+        grammars.matcher(grammar("pythonic", schema))
