@@ -63,19 +63,19 @@ def begins(grammar: str, text: str) -> bool:
 
 
 def _matching(grammar: str, texts: Sequence[str]) -> list[bool]:
-    start = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    start = _matcher(grammar)
     return [
         (matcher := start.deep_copy()).consume_tokens(list(text.encode())) and matcher.is_accepting() for text in texts
     ]
 
 
 def _matches_nothing(grammar: str) -> bool:
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    matcher = _matcher(grammar)
     return not matcher.is_error() and _is_dead(matcher)
 
 
 def _begins(grammar: str, text: str) -> bool:
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    matcher = _matcher(grammar)
     return matcher.consume_tokens(list(text.encode())) and not _is_dead(matcher)
 
 
@@ -90,7 +90,7 @@ def _problem(grammar: str) -> str:
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     if is_error:
         return first_line(messages[0])
-    matcher = LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
+    matcher = _matcher(grammar)
     if matcher.is_error():
         problem = matcher.get_error()
         return "" if _NEEDS_TOKENS.search(problem) else first_line(problem)
@@ -98,6 +98,10 @@ def _problem(grammar: str) -> str:
         problem = first_line(matcher.get_error())
         return NOTHING_ALLOWED if not problem or is_dead_end(problem) else problem
     return ""
+
+
+def _matcher(grammar: str) -> LLMatcher:
+    return LLMatcher(_bytes(), grammar, log_level=0, limits=LIMITS)
 
 
 @cache

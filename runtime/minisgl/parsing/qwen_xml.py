@@ -34,7 +34,9 @@ _VALUE_ENDS: Final = (
     "\n" + PARAMETER,
     f"\n{END_FUNCTION}\n{END}",
 )
-FREE_TEXT: Final = r"/(?s:.*)/ & ~/(?s:.*(<\/parameter>|\n<parameter=|\n<\/function>\n<\/tool_call>).*)/"
+FREE_TEXT: Final = "/(?s:.*)/ & ~/(?s:.*({}).*)/".format(
+    "|".join(end.replace("\n", r"\n").replace("/", r"\/") for end in _VALUE_ENDS)
+)
 """The same for grammars: a terminal for texts without an end."""
 _STRING_SYNTAX: Final = re.compile(r'\\.?|"', re.DOTALL)
 _NUMBER: Final = re.compile(r"-?[0-9]*(\.[0-9]*)?([eE][+\-]?[0-9]*)?")
