@@ -74,7 +74,8 @@ class ToyMatcher:
 
 class ToyGrammars:
     """Stands in for `scheduler.compiling.GrammarThreads` and for `grammar.grammars.Grammars`, without threads: requests
-    are compiled by `compile`, or when the step loop has nothing else to do. `at_once`: or when they arrive."""
+    are compiled by `compile`, or when the step loop has nothing else to do. `at_once`: or when they arrive. Those of
+    the texts `known` are ready."""
 
     def __init__(self, vocab_size: int, *, at_once: bool = False) -> None:
         self.grammars: Any = self
@@ -82,7 +83,14 @@ class ToyGrammars:
         self.finished: deque[tuple[Request, Future[Constraint]]] = deque()
         self.started: list[tuple[Request, Submit, Vocabulary, Future[Constraint]]] = []
         self.matchers: list[ToyMatcher] = []
+        self.known: set[str] = set()
         self._vocab_size = vocab_size
+
+    def ready(self, message: Submit, vocabulary: Vocabulary) -> Constraint | None:
+        grammar = msgspec.json.decode(message.grammar, type=ToyGrammar)
+        if message.output or message.grammar not in self.known or not grammar.valid:
+            return None
+        return self._constraint(grammar, message, vocabulary)
 
     def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> Future[Constraint]:
         future: Future[Constraint] = Future()
@@ -102,14 +110,17 @@ class ToyGrammars:
                 continue
             grammar = msgspec.json.decode(message.grammar, type=ToyGrammar)
             if grammar.valid:
-                matcher: Any = ToyMatcher(grammar, vocabulary, self._vocab_size)
-                self.matchers.append(matcher)
-                constraint = Constraint(message, vocabulary, matcher)
-                constraint.replay(np.frombuffer(message.output, "<i4").tolist())
-                future.set_result(constraint)
+                future.set_result(self._constraint(grammar, message, vocabulary))
             else:
                 future.set_exception(GrammarError("invalid_grammar", "this grammar is not valid"))
             self.finished.append((request, future))
+
+    def _constraint(self, grammar: ToyGrammar, message: Submit, vocabulary: Vocabulary) -> Constraint:
+        matcher: Any = ToyMatcher(grammar, vocabulary, self._vocab_size)
+        self.matchers.append(matcher)
+        constraint = Constraint(message, vocabulary, matcher)
+        constraint.replay(np.frombuffer(message.output, "<i4").tolist())
+        return constraint
 
     def consume(self, tokens: Sequence[tuple[Any, int]]) -> list[bool]:
         return [matcher.consume(token) for matcher, token in tokens]

@@ -46,6 +46,8 @@ class _Grammar:
         """Matchers in use of each instance."""
         self._joining: list[int] = []
         """Answers of each instance that have no matcher yet."""
+        self._newest = -1
+        """Instance of the newest matcher."""
 
     def join(self, most: int) -> tuple[int, bool]:
         """Number of the instance for another answer, and whether it is a new one, which the caller compiles. `joined`
@@ -67,9 +69,21 @@ class _Grammar:
         """Count the matcher of an answer that joined; None: it has none, because of an error."""
         self._joining[index] -= 1
         if matcher is not None:
-            answers = self._answers[index]
-            answers.add(matcher)
-            matcher.answers = answers
+            self.add(index, matcher)
+
+    def add(self, index: int, matcher: Matcher) -> None:
+        """Count a matcher of an instance."""
+        answers = self._answers[index]
+        answers.add(matcher)
+        matcher.answers = answers
+        self._newest = index
+
+    def idle(self) -> int | None:
+        """Number of a compiled instance without answers; None: there is none."""
+        count = len(self.instances)
+        # Those behind the newest one have been idle for longest: usually the first is free.
+        numbers = ((self._newest + after) % count for after in range(1, count + 1))
+        return next((index for index in numbers if not self._load(index) and self.instances[index].done()), None)
 
     def _load(self, index: int) -> int:
         return len(self._answers[index]) + self._joining[index]
@@ -105,6 +119,19 @@ class GrammarCompiler:
         finally:
             with self._lock:
                 grammar.joined(index, matcher)
+
+    def ready(self, text: str) -> Matcher | None:
+        """Return a new matcher at the beginning of a grammar without waiting, from a compiled instance that no answer
+        uses; None: only `compile` can."""
+        with self._lock:
+            grammar = self._grammars.get(text)
+            index = None if grammar is None else grammar.idle()
+            if grammar is None or index is None:
+                return None
+            self._grammars.move_to_end(text)
+            matcher = grammar.instances[index].result().copy(index)
+            grammar.add(index, matcher)
+            return matcher
 
     def _compile_instance(self, text: str, grammar: _Grammar, instance: Future[Matcher]) -> None:
         try:

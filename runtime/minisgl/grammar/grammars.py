@@ -49,6 +49,10 @@ class Grammars:
         `GrammarCompiler.compile`. Raises GrammarError."""
         return self._compiler.compile(text)
 
+    def ready_matcher(self, text: str) -> Matcher | None:
+        """Return a new matcher if that takes only microseconds; see `GrammarCompiler.ready`."""
+        return self._compiler.ready(text)
+
     def fill(
         self, matchers: Sequence[tuple[Matcher, int]], masks: NDArray[np.int32], *, slow: bool = False
     ) -> dict[int, GrammarError]:

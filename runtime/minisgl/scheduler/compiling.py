@@ -48,6 +48,13 @@ class GrammarThreads:
         created = self._created
         return created.result() if created is not None and created.done() and created.exception() is None else None
 
+    def ready(self, message: Submit, vocabulary: Vocabulary) -> Constraint | None:
+        """Return the constraint of a request whose grammar is compiled already: handing 64 of them to threads takes
+        10 ms, and copying them 2. None: `start` must compile it, or consume its output."""
+        grammars = None if message.output else self.grammars
+        matcher = None if grammars is None else grammars.ready_matcher(message.grammar)
+        return None if matcher is None else Constraint(message, vocabulary, matcher)
+
     def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> Future[Constraint]:
         """Begin to compile the grammar of a request; its constraint will be behind `message.output`. The future may be
         cancelled."""

@@ -192,7 +192,7 @@ class Scheduler:
     def submit(self, message: Submit, client: int = 0) -> bool:
         """Accept a request, whose deadline is `remaining_ms` from now. One with output goes ahead of new ones, even
         into a full queue, because its client sees a pause. False: its grammar is being compiled; `StepOutput` reports
-        the end of that. Raises RequestError."""
+        the end of that. True: it waits for nothing but a row. Raises RequestError."""
         if message.id in self._unfinished:
             raise RequestError("duplicate_request", "a request with this id is already running")
         if self.num_waiting >= self.config.max_waiting and not message.output:
@@ -202,16 +202,19 @@ class Scheduler:
         if message.grammar:
             if self._grammars is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
-            request.awaits_grammar = True
+            request.constraint = self._grammars.ready(message, self._vocabulary)
+            request.awaits_grammar = request.constraint is None
+        elif message.is_constrained:
+            request.constraint = Constraint(message, self._vocabulary, None)
+            request.constraint.replay(request.tokens[request.prompt_length :].tolist())
+        if request.awaits_grammar:
+            assert self._grammars is not None
             self._compiling[request.id] = request, self._grammars.start(request, message, self._vocabulary)
             self._held[request.id] = request
             # Log-probabilities of a prompt would be output of a request that may still be refused.
             if len(request.tokens) >= AHEAD_TOKENS and request.prompt_logprobs_from == request.prompt_length:
                 self._long.append(request)
         else:
-            if message.is_constrained:
-                request.constraint = Constraint(message, self._vocabulary, None)
-                request.constraint.replay(request.tokens[request.prompt_length :].tolist())
             self.queue.push(request)
         self._unfinished[request.id] = request
         if request.deadline is not None:
@@ -219,7 +222,7 @@ class Scheduler:
             if len(self._deadlines) > 2 * len(self._unfinished) + 64:
                 self._deadlines = [entry for entry in self._deadlines if self._unfinished.get(entry[2].id) is entry[2]]
                 heapq.heapify(self._deadlines)
-        return not message.grammar
+        return not request.awaits_grammar
 
     def abort(self, request_id: bytes) -> bool:
         """End a request without an answer. False when the id is unknown or the request has ended."""

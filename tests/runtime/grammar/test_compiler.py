@@ -199,6 +199,24 @@ def test_answers_at_once_get_instances_of_their_own_and_later_ones_reuse_them(co
     assert all(matcher.is_alone for matcher in kept.values())
 
 
+def test_a_compiled_instance_without_answers_is_ready_at_once(compiled: list[str]) -> None:
+    compiler = GrammarCompiler(new_compiler()._tokenizer, most_instances=2)
+    assert compiler.ready(grammar("a")) is None
+    kept = compiler.compile(grammar("a"))
+    assert compiler.ready(grammar("a")) is None
+    assert kept.consume(tokenizer().token_to_id("a"))
+    del kept
+    gc.collect()
+    first = compiler.ready(grammar("a"))
+    assert first is not None and first.is_alone and not first.is_stopped
+    assert compiler.ready(grammar("a")) is None
+    second = compiler.compile(grammar("a"))
+    assert compiled == [grammar("a")] * 2 and {first.instance, second.instance} == {0, 1}
+    with pytest.raises(GrammarError):
+        compiler.compile("start: /(/")
+    assert compiler.ready("start: /(/") is None
+
+
 def test_a_slow_grammar_gets_few_instances(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUICK_SECONDS", -1.0)
     compiler = GrammarCompiler(new_compiler()._tokenizer, most_instances=64)

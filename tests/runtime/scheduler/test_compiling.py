@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from minisgl.grammar.errors import GrammarError
@@ -27,6 +28,9 @@ class Created(ToyGrammars):
         self.release = threading.Event()
         self.holding = threading.Event()
 
+    def ready_matcher(self, text: str) -> Any:
+        return self._new(text) if text in self.known else None
+
     def matcher(self, text: str) -> Any:
         if text.startswith("hold"):
             self.holding.set()
@@ -34,6 +38,9 @@ class Created(ToyGrammars):
             text = text.removeprefix("hold ")
         if text == "panic":
             raise RuntimeError("a bug of the library")
+        return self._new(text)
+
+    def _new(self, text: str) -> Any:
         grammar = msgspec.json.decode(text, type=ToyGrammar)
         return ToyMatcher(grammar, Vocabulary(VOCAB, EOS), VOCAB)
 
@@ -92,6 +99,33 @@ def test_a_slow_grammar_holds_up_no_other_request(threads: GrammarThreads, creat
     assert slow.is_compiled and not slow.failure and not aborted.tokens
     _check(*others)
     harness.run()
+
+
+def test_a_request_with_a_known_grammar_waits_for_no_thread(threads: GrammarThreads, created: Created) -> None:
+    harness = _harness(threads)
+    first = harness.submit([1, 2], 8, grammar=GRAMMAR)
+    harness.run()
+    created.known.add(GRAMMAR)
+    threads.close()
+    again = harness.submit([1, 2], 8, grammar=GRAMMAR)
+    assert not harness.scheduler.num_held
+    harness.run()
+    assert first.is_compiled
+    _check(first, again)
+    harness.check_idle()
+
+
+def test_the_output_of_a_continued_request_is_consumed_on_a_thread(threads: GrammarThreads, created: Created) -> None:
+    harness = _harness(threads)
+    first = harness.submit([1, 2], 8, grammar=GRAMMAR)
+    harness.run()
+    created.known.add(GRAMMAR)
+    output = np.array(first.tokens[:3], "<i4")
+    continued = harness.submit([1, 2], 8, grammar=GRAMMAR, output=output.tobytes())
+    continued.tokens += output.tolist()
+    assert harness.scheduler.num_held == 1
+    harness.run()
+    assert continued.is_compiled and not continued.failure and continued.tokens == first.tokens
 
 
 def test_a_failure_of_the_library_is_an_error_of_the_request(threads: GrammarThreads) -> None:

@@ -110,6 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from([b"", b"", b"a", b"b"]),
         stream=st.booleans(),
         constraint=st.sampled_from([{}, {}, *CONSTRAINTS]),
+        is_known=st.booleans(),
     )
     def arrive(
         self,
@@ -126,7 +127,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt: bytes,
         stream: bool,
         constraint: dict[str, Any],
+        is_known: bool,
     ) -> None:
+        self.harness.grammars.known = {constraint.get("grammar", "")} if is_known else set()
         self.harness.submit(
             [*self.prefixes[prefix % len(self.prefixes)], *own],
             max_tokens,
