@@ -137,6 +137,8 @@ class LogitsProcessorTable:
         """Rows that report log-probabilities of their prompts."""
         self._named: dict[int, IntArray] = {}
         """Tokens by slot that rows report in place of the most likely ones."""
+        self._newest: tuple[IntArray, list[RowLogitsProcessors]] = EMPTY, []
+        """Rows that joined in the newest plan, encoded and decoded."""
         self._last_slots: bytes | None = None
         """Slots of the last step, if no row joined in it and none of them depends on its position."""
         self._last = _NOTHING
@@ -198,7 +200,7 @@ class LogitsProcessorTable:
             return False
         if any(slot in self._prompts for slot in plan.prefill_slots.tolist()):
             return True
-        return any(row.prompt_logprobs >= 0 for row in decode_logits_processors(plan.logits_processors))
+        return any(row.prompt_logprobs >= 0 for row in self._decoded(plan))
 
     def _join(self, plan: StepPlan) -> list[RowLogitsProcessors]:
         slots = plan.new_rows[0]
@@ -213,10 +215,17 @@ class LogitsProcessorTable:
         for slot in slots.tolist() if self._prompts or self._named else ():
             self._prompts.pop(slot, None)
             self._named.pop(slot, None)
-        joined = decode_logits_processors(plan.logits_processors)
+        joined = self._decoded(plan)
         for row in joined:
             self._set(row)
         return joined
+
+    def _decoded(self, plan: StepPlan) -> list[RowLogitsProcessors]:
+        encoded, rows = self._newest
+        if encoded is not plan.logits_processors:
+            rows = decode_logits_processors(plan.logits_processors)
+            self._newest = plan.logits_processors, rows
+        return rows
 
     def _set(self, row: RowLogitsProcessors) -> None:
         column = self._table[:, row.slot]
@@ -275,7 +284,7 @@ def _columns(report: IntArray, tops: int) -> LogprobColumns:
 
 
 def _changes(joined: Sequence[RowLogitsProcessors], prompts: Sequence[PromptSegment]) -> tuple[IntArray, ...]:
-    lists = [(row.slot, *_entries(row)) for row in joined]
+    lists = [(row.slot, *_entries(row)) for row in joined if len(row.bias_ids) or len(row.masked_ids)]
     penalized = [row for row in joined if row.penalized]
     histories = [(row.slot, *_history(row)) for row in penalized]
     arrays = {

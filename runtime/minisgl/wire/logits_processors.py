@@ -8,7 +8,7 @@ in the plan in which it joins, with the row's whole history, so a preempted row 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -77,22 +77,43 @@ class RowLogitsProcessors:
 def decode_logits_processors(encoded: IntArray) -> list[RowLogitsProcessors]:
     """The rows of `StepPlan.logits_processors`. Raises PlanError when the sizes do not add up."""
     rows = []
-    while len(encoded):
-        if len(encoded) < _HEADER:
+    floats = encoded.view(np.float32)
+    begin = 0
+    while begin < len(encoded):
+        at = begin + _HEADER
+        if at > len(encoded):
             raise PlanError("the logits processors of a plan are truncated")
-        header = encoded[:_HEADER]
-        masked, bias, prompt, output = header[9:].tolist()
-        sizes = (masked, bias, bias, prompt, output)
-        if min(sizes) < 0 or _HEADER + sum(sizes) > len(encoded):
+        header: list[int] = encoded[begin:at].tolist()
+        slot, prompt_length, *_, min_tokens, tops, prompt_tops, prompt_from, masked, biases, prompt, output = header
+        if min(masked, biases, prompt, output) < 0 or at + masked + 2 * biases + prompt + output > len(encoded):
             raise PlanError("the sizes of a plan's logits processors do not add up to their length")
-        slot, prompt_length = header[:2].tolist()
-        fields: list[Any] = [slot & ~(_LATE | _NAMED), prompt_length]
-        fields += *header[2:5].view(np.float32).tolist(), *header[5:9].tolist()
-        masked_ids, bias_ids, biases, *history, encoded = np.split(encoded[_HEADER:], np.cumsum(sizes))
-        named = int(header[6]) if slot & _NAMED else 0
+        named = tops if slot & _NAMED else 0
         if not 0 <= named <= masked:
             raise PlanError("a row of a plan reports more tokens than it has")
-        masked_ids, logprob_ids = masked_ids[: masked - named], masked_ids[masked - named :]
-        fields += masked_ids, bias_ids, biases.view(np.float32), *history, slot & _LATE != 0, logprob_ids
-        rows.append(RowLogitsProcessors(*fields))
+        repetition, frequency, presence = floats[begin + 2 : begin + 5].tolist()
+        bias_at = at + masked
+        prompt_at = bias_at + 2 * biases
+        output_at = prompt_at + prompt
+        end = output_at + output
+        rows.append(
+            RowLogitsProcessors(
+                slot=slot & ~(_LATE | _NAMED),
+                prompt_length=prompt_length,
+                repetition=repetition,
+                frequency=frequency,
+                presence=presence,
+                min_tokens=min_tokens,
+                logprobs=tops,
+                prompt_logprobs=prompt_tops,
+                prompt_logprobs_from=prompt_from,
+                masked_ids=encoded[at : bias_at - named],
+                bias_ids=encoded[bias_at : bias_at + biases],
+                bias_values=floats[bias_at + biases : prompt_at],
+                prompt=encoded[prompt_at:output_at],
+                output=encoded[output_at:end],
+                late=slot & _LATE != 0,
+                logprob_ids=encoded[bias_at - named : bias_at],
+            )
+        )
+        begin = end
     return rows
