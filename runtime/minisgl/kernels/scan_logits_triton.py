@@ -127,6 +127,8 @@ def scan_logits(
             most = tl.max(logit, 1)
             tl.store(raw_maxima + out, most, exists)
             tl.store(raw_sums + out, tl.sum(tl.exp(logit - most[:, None]), 1), exists)
+        # Under a bitmask, most blocks have no token that may be sampled.
+        allows = True
         if changes != 0:
             if LISTS:
                 end = tl.where((changes & _BIASED) != 0, _below(ids, biases, start + GROUPS * 64, 128), 0)
@@ -144,10 +146,12 @@ def scan_logits(
                         logit = tl.where(column == tl.load(masked + entry), _MASKED_LOGIT, logit)
                 if (changes & _BITMASKED) != 0:
                     word = tl.load(bitmask + column // 32, inside, other=0)
-                    logit = tl.where(inside & (((word >> (column % 32)) & 1) == 0), _MASKED_LOGIT, logit)
+                    bit = (word >> (column % 32)) & 1
+                    logit = tl.where(inside & (bit == 0), _MASKED_LOGIT, logit)
+                    allows = tl.max(tl.max(bit, 1), 0) != 0
             if filtered:
                 tl.store(changed_logits + column, logit, inside)
-            else:
+            elif allows:
                 score = logit
                 if temperature > 0.0:
                     noise = gumbel_noise_log2(keys_from(first, start), second, column - start)
