@@ -9,13 +9,15 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.engine.engine import create_engine
-from minisgl.wire.plan import StepPlan
-from support.numerics.gpu_engine import engine_config, run
+from minisgl.wire.plan import EMPTY, IntArray, StepPlan
+from support.numerics.gpu_engine import engine_config
 
 
 def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan]:
@@ -41,6 +43,16 @@ def random_plans(limits: StepLimits, count: int, seed: int) -> Iterator[StepPlan
         )
 
 
+def late_slots(handle: Any) -> IntArray:
+    """Slots of the rows of a launched step that wait for masks."""
+    slots: IntArray = EMPTY
+    if handle.queued is not None:
+        slots = handle.queued.slots
+    elif handle.unsampled is not None:
+        slots = handle.unsampled[1].packed.processors.late_slots
+    return slots
+
+
 def main(checkpoint: str) -> None:
     logging.basicConfig(level=logging.INFO)
     config = engine_config(Path(checkpoint), num_pages=64, max_running=40, cuda_graph_max_tokens=2048)
@@ -49,7 +61,14 @@ def main(checkpoint: str) -> None:
     steps = StepLimits(
         limits.max_running, config.max_step_tokens, limits.max_model_len, limits.page_size, limits.num_pages
     )
-    run(engine, list(random_plans(steps, 60, seed=1)))
+    assert isinstance(engine, CudaEngine)
+    for plan in random_plans(steps, 60, seed=1):
+        handle = engine.launch(plan)
+        if rows := len(late_slots(handle)):
+            masks = engine.mask_memory(rows)
+            masks[:] = -1
+            engine.sample(handle, masks)
+        engine.collect(handle)
     print(json.dumps(msgspec.to_builtins(engine.stats)))
     engine.close()
 
