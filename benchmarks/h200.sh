@@ -87,6 +87,8 @@ with_server() { # LOG SERVE-ARGUMENTS... -- COMMAND...: run COMMAND while the se
   done
   if curl -sf "127.0.0.1:$PORT/ready" >/dev/null; then
     log "the server is ready"
+    # The engine captures its CUDA graphs while there are no requests.
+    sleep 5
     "$@"
   else
     log "the server is not ready"

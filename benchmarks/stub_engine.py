@@ -23,6 +23,9 @@ class StubEngine:
         self.stats.decode_tokens += len(plan.decode_slots)
         return plan
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: StepPlan) -> bool:
         return True
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from minisgl.config import EngineConfig
+from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.dummy_steps import PLAIN, Sampling, dummy_plan, step_limits
 from minisgl.engine.engine import create_engine
 from minisgl.toy.tiny import TINY_ARCHS
 from support.numerics.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config, run
@@ -56,6 +58,48 @@ def test_graphs_of_any_architecture(arch: str, wide_checkpoint: Callable[[str], 
     captured = answer(_config(wide_checkpoint(arch)), plans)
     _require_graphs(captured)
     assert_equal_where_the_gap_allows(plans, eager, captured)
+
+
+def test_graphs_are_captured_for_their_first_step_or_in_idle_time(checkpoint: Path) -> None:
+    engine = create_engine(_config(checkpoint))
+    assert isinstance(engine, CudaEngine)
+    if engine.stats.prefill_backend != "fa3":
+        pytest.skip("no prefill backend that can be captured is here")
+    graphs = engine._graphs
+    assert [list(kind.missing()) for kind in graphs._kinds] == [kind.sizes[:-1] for kind in graphs._kinds]
+    prompt = np.random.default_rng(0).integers(3, 500, 100).tolist()
+    pages = [(0, index, index) for index in range(2)]
+    plans = [make_plan(0, prefill=[Segment(0, 0, prompt)], pages=pages, rows=[new_row(0)])]
+    run(engine, [*plans, make_plan(1, decode=[(0, len(prompt))])])
+    assert engine.stats.graph_replays == 2
+    missing = sum(len(list(kind.missing())) for kind in graphs._kinds)
+    assert missing == sum(len(kind.sizes) - 1 for kind in graphs._kinds if kind.sizes) - 2
+    assert [engine.use_idle_time() for _ in range(missing)] == [True] * missing
+    assert not engine.use_idle_time()
+    assert engine.stats.compiled_after_ready == 0
+    engine.close()
+
+
+def test_a_capture_waits_for_masks_of_another_thread(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the device waits for masks, nothing may wait for the device that holds the interpreter lock."""
+    engine = create_engine(_config(checkpoint))
+    assert isinstance(engine, CudaEngine)
+    limits = step_limits(engine.runner, max_step_tokens=2048, max_model_len=STEPS.most_tokens)
+    late = engine.launch(dummy_plan(limits, decode=3, sampling=[Sampling(masks=True)]))
+    assert engine.waits_for_masks(late)
+    masks = engine.mask_memory(3)
+    masks[:] = -1
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        engine.sample(late, masks)
+
+    monkeypatch.setattr("minisgl.engine.cuda_engine.time.sleep", sleep)
+    following = engine.launch(dummy_plan(limits, decode=5, sampling=[PLAIN]))
+    assert len(waits) == 1 and engine.stats.graph_replays == 2
+    assert len(engine.collect(late).tokens) == 3 and len(engine.collect(following).tokens) == 5
+    engine.close()
 
 
 def test_filters_apply_to_rows_of_captured_steps(checkpoint: Path) -> None:

@@ -38,6 +38,9 @@ class TimedEngine:
         self._free_at = max(self._free_at, self.now) + seconds
         return self._engine.launch(plan), self._free_at
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: tuple[Any, float]) -> bool:
         return self._engine.waits_for_masks(handle[0])
 

@@ -64,6 +64,10 @@ class TensorParallelEngine:
         self._broadcast.send(plan.encode())
         return self._engine.launch(plan)
 
+    def use_idle_time(self) -> bool:
+        # Only all ranks together could use it.
+        return False
+
     def waits_for_masks(self, handle: Any) -> bool:
         return self._engine.waits_for_masks(handle)
 

@@ -51,6 +51,9 @@ class CpuEngine:
             self._launched.append(launched)
             return launched
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: _Launched) -> bool:
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +27,7 @@ from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 _RING: Final = 4
 """Number of staging buffers: one more than the steps that are ever in flight."""
+_POLL_SECONDS: Final = 50e-6
 _MASKS: Final = 256
 """Masks in pinned memory, before a step needs more."""
 
@@ -152,6 +154,11 @@ class _Masks:
             queued.views.masks[:] = masks
         self._signal.reach(queued.number)
 
+    def wait(self) -> None:
+        """Wait until other threads have released all masks, before work that waits for the device."""
+        while self._signal.is_awaited:
+            time.sleep(_POLL_SECONDS)
+
     def release_all(self) -> None:
         """End all waits, whatever the masks are."""
         self._signal.reach(self._signal.newest)
@@ -226,14 +233,23 @@ class CudaEngine:
         self._sampling = SamplingGraphs()
         torch.cuda.synchronize()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._graphs.capture(runner, largest_graph, prefill_graphs, self._upload, progress)
-            if parallel.size == 1:
-                self._sampling.capture(runner, self._graphs.decode, self._upload)
+            self._graphs.capture(runner, largest_graph, prefill_graphs, self._upload, progress, self._masks.wait)
+            # Other ranks do not know when this one is idle.
+            while parallel.size > 1 and self._graphs.capture_next() is not None:
+                pass
+            for graph in self._graphs.captured:
+                self._capture_sampling(graph)
         torch.cuda.synchronize()
 
     def launch(self, plan: StepPlan) -> _Staging:
         with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
             return self._launch(plan)
+
+    def use_idle_time(self) -> bool:
+        with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
+            graph = self._graphs.capture_next()
+            self._capture_sampling(graph)
+            return graph is not None
 
     def waits_for_masks(self, handle: _Staging) -> bool:
         return handle.queued is not None
@@ -281,6 +297,8 @@ class CudaEngine:
         self._launched += 1
         staging.step = plan.step
         graph = self._graphs.find(plan)
+        # Before the step's inputs are in the buffer.
+        self._capture_sampling(graph)
         if graph is not None and self.runner.tables.processors.reports_prompts(plan):
             graph = None
         cascade = graph.cascade if graph else self._eager_cascade(plan)
@@ -299,6 +317,11 @@ class CudaEngine:
             staging.queued = self._masks.queue(self.runner.tables.device_processors, processors.late_slots)
         self._finish(staging, graph, plain)
         return staging
+
+    def _capture_sampling(self, graph: StepGraph | None) -> None:
+        """Capture the sampling behind a decode graph if it is new."""
+        if graph is not None and not graph.size.tokens and self._parallel.size == 1:
+            self._sampling.capture(self.runner, graph, self._upload)
 
     def _may_queue(self, graph: StepGraph | None, plain: PlainSample) -> bool:
         """Whether the sampling of a late step is queued before its masks are filled. Nothing that is launched behind

@@ -34,6 +34,11 @@ class HostSignal:
         """Whether the driver can wait."""
         return self._wait is not None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a stream waits, or will wait, for a number that is not reached."""
+        return int(self._number[0]) != self.newest
+
     def wait(self) -> int:
         """Let the current stream wait until the number that this returns is reached."""
         assert self._wait is not None

@@ -81,6 +81,11 @@ class Engine(Protocol):
         """Start the step and return a handle, without waiting for the device."""
         ...
 
+    def use_idle_time(self) -> bool:
+        """Do work of up to some 50 ms that makes later steps faster. Call it while no step runs. False: there is none
+        left."""
+        ...
+
     def waits_for_masks(self, handle: Any) -> bool:
         """Whether the sampling of a late step is queued already, behind a wait for its masks. Then `sample` may come
         after the next launch and from another thread, as long as that launch does not wait for it."""

@@ -5,8 +5,6 @@ They follow a decode graph, whose logits and tokens they read and rewrite. Steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from minisgl.engine.capture import captured, padding_step
@@ -36,16 +34,16 @@ class SamplingGraph:
 
 
 class SamplingGraphs:
-    """Sampling graphs of all decode graphs, with and without the stages that read lists."""
+    """Sampling graphs of decode graphs, with and without the stages that read lists."""
 
     def __init__(self) -> None:
         self._graphs: dict[tuple[StepGraph, bool], SamplingGraph] = {}
 
-    def capture(self, runner: Runner, decode_graphs: Sequence[StepGraph], upload: torch.Tensor) -> None:
-        """Capture two graphs for each of the decode graphs. One rank only: several ranks gather no more logits than
-        those of the rows that need it, whose number a graph cannot change."""
-        for decode in decode_graphs:
-            for lists in (False, True):
+    def capture(self, runner: Runner, decode: StepGraph, upload: torch.Tensor) -> None:
+        """Capture the two graphs of a decode graph, unless they are. One rank only: several ranks gather no more logits
+        than those of the rows that need it, whose number a graph cannot change. It overwrites `upload`."""
+        for lists in (False, True):
+            if (decode, lists) not in self._graphs:
                 self._graphs[decode, lists] = SamplingGraph(runner, decode, upload, lists=lists)
 
     def find(self, decode: StepGraph, processors: StepProcessors) -> SamplingGraph | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,16 +54,51 @@ class StepGraph:
         self._graph.replay()
 
 
+class _Kind:
+    """Captured steps of one kind. Each is captured when it is needed first, or ahead."""
+
+    def __init__(
+        self, sizes: Sequence[StepSize] = (), new: Callable[[StepSize], StepGraph | None] | None = None
+    ) -> None:
+        """`sizes` in ascending order. `new` captures a step; its result None: there is no graph for it."""
+        self.sizes = list(sizes)
+        self._new = new
+        self._graphs: dict[StepSize, StepGraph] = {}
+
+    def get(self, size: StepSize) -> StepGraph | None:
+        """The graph of one of the sizes, captured now if it was not."""
+        if size not in self._graphs:
+            assert self._new is not None
+            graph = self._new(size)
+            if graph is None:
+                self.sizes.remove(size)
+                return None
+            self._graphs[size] = graph
+        return self._graphs[size]
+
+    def smallest(self, rows: int) -> StepGraph | None:
+        """The smallest graph of at least so many decode rows."""
+        index = bisect.bisect_left(self.sizes, rows, key=lambda size: size.decode)
+        return self.get(self.sizes[index]) if index < len(self.sizes) else None
+
+    @property
+    def captured(self) -> Iterable[StepGraph]:
+        return self._graphs.values()
+
+    def missing(self) -> Iterator[StepSize]:
+        """Sizes that are not captured yet."""
+        return (size for size in self.sizes if size not in self._graphs)
+
+
 class StepGraphs:
-    """All captured steps: of decode rows, with and without shared prefixes and long contexts, and with prompts."""
+    """All captured steps: of decode rows, with and without shared prefixes and long contexts, and with prompts.
+
+    A start captures only the largest of each kind: the others would take longer than all else of a restart. They follow
+    in idle time or for their first step, which is about as fast as to launch that step kernel by kernel."""
 
     def __init__(self) -> None:
-        # In ascending order of size.
-        self._plain: list[StepGraph] = []
-        self._cascade: list[StepGraph] = []
-        self._long: list[StepGraph] = []
+        self._prefill = self._plain = self._cascade = self._long = _Kind()
         self._is_long: Callable[[IntArray], bool] = _never
-        self._prefill: dict[StepSize, StepGraph] = {}
         self._most_keys = 0
         self._page_bytes = 0
 
@@ -74,61 +109,75 @@ class StepGraphs:
         prefill: Sequence[StepSize],
         upload: torch.Tensor,
         progress: Callable[[float], None],
+        before: Callable[[], None],
     ) -> None:
-        """Capture decode steps up to and including `largest` rows, and steps of the sizes `prefill`, in descending
-        order, so that smaller ones reuse the memory of larger ones."""
+        """Capture the largest decode step, of `largest` rows, and the largest one of the sizes `prefill`: the others
+        reuse their memory. `before` is called before each capture, now and later."""
         few_layers = runner.with_layers(representative_layers(runner.model_config))
         pool = torch.cuda.graph_pool_handle()
         attention = runner.attention
         self._most_keys = attention.most_graph_keys
         self._is_long = attention.is_long
         self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
-        kinds: list[tuple[list[StepGraph], list[StepSize], CascadeLayout | None]]
-        with_prompts: list[StepGraph] = []
+
+        def new_graph(
+            size: StepSize, captured: PagedAttention | None, cascade: CascadeLayout | None = None
+        ) -> StepGraph | None:
+            if captured is None:
+                return None
+            before()
+            return StepGraph(runner, few_layers, captured, size, cascade, upload, pool)
+
+        def for_graph(size: StepSize) -> PagedAttention | None:
+            return attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
+
         decode = list(map(StepSize, graph_sizes(largest)))
-        kinds = [(with_prompts, list(prefill), None), (self._plain, decode, None)]
+        long = [size for size in decode if attention.for_long_graph(size.decode)]
+        self._prefill = _Kind(prefill, lambda size: new_graph(size, for_graph(size)))
+        self._plain = _Kind(decode, lambda size: new_graph(size, for_graph(size)))
+        self._long = _Kind(long, lambda size: new_graph(size, attention.for_long_graph(size.decode)))
         if attention.cascade is not None:
-            kinds.append((self._cascade, list(map(StepSize, cascade_sizes(largest))), attention.cascade.layout))
-        kinds.append((self._long, [size for size in decode if attention.for_long_graph(size.decode)], None))
-        done, total = 0, sum(len(sizes) for _, sizes, _ in kinds)
-        for graphs, sizes, cascade in kinds:
-            for size in reversed(sizes):
-                captured = (
-                    attention.for_long_graph(size.decode)
-                    if graphs is self._long
-                    else attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
-                )
-                done += 1
-                if captured is None:
-                    continue
-                graphs.insert(0, StepGraph(runner, few_layers, captured, size, cascade, upload, pool))
-                progress(done / total)
-        self._prefill = {graph.size: graph for graph in with_prompts}
+            layout, shared = attention.cascade.layout, list(map(StepSize, cascade_sizes(largest)))
+            self._cascade = _Kind(shared, lambda size: new_graph(size, for_graph(size), layout))
+        kinds = [kind for kind in self._kinds if kind.sizes]
+        for done, kind in enumerate(kinds, 1):
+            kind.get(kind.sizes[-1])
+            progress(done / len(kinds))
+
+    @property
+    def captured(self) -> list[StepGraph]:
+        """All graphs that are captured."""
+        return [graph for kind in self._kinds for graph in kind.captured]
+
+    @property
+    def _kinds(self) -> tuple[_Kind, ...]:
+        """In the order of their largest memory."""
+        return self._prefill, self._plain, self._cascade, self._long
+
+    def capture_next(self) -> StepGraph | None:
+        """Capture a step that is not captured yet; None: there is none."""
+        for kind in (self._plain, self._prefill, self._cascade, self._long):
+            for size in list(kind.missing()):
+                if graph := kind.get(size):
+                    return graph
+        return None
 
     def find(self, plan: StepPlan) -> StepGraph | None:
         """The smallest graph that fits the step, preferably one for shared prefixes where its rows have any; None when
-        the step must run eagerly."""
+        the step must run eagerly. May capture it, on the current stream."""
         if len(plan.prefill_slots):
             eager = prefers_cascade(plan, self._page_bytes)
-            size = None if eager else fitting_size(self._prefill, plan, self._most_keys)
-            return None if size is None else self._prefill[size]
+            size = None if eager else fitting_size(self._prefill.sizes, plan, self._most_keys)
+            return None if size is None else self._prefill.get(size)
         rows = len(plan.decode_slots)
         if self._is_long(plan.decode_positions + 1):
-            return _smallest(self._long, rows)
-        shared = _smallest(self._cascade, rows) if len(plan.shared_prefixes) else None
-        return shared or _smallest(self._plain, rows)
-
-    @property
-    def decode(self) -> list[StepGraph]:
-        """Graphs of steps without prompts."""
-        return [*self._plain, *self._cascade, *self._long]
+            return self._long.smallest(rows)
+        shared = self._cascade.smallest(rows) if len(plan.shared_prefixes) else None
+        return shared or self._plain.smallest(rows)
 
     def clear(self) -> None:
         """Drop all graphs: they refer to NCCL's communicator, so they must be freed before the group."""
-        self._plain.clear()
-        self._cascade.clear()
-        self._long.clear()
-        self._prefill.clear()
+        self._prefill = self._plain = self._cascade = self._long = _Kind()
         # A method of attention, which holds the KV pool.
         self._is_long = _never
 
@@ -136,11 +185,6 @@ class StepGraphs:
 def _never(lengths: IntArray) -> bool:
     """Return False: no graphs are captured yet."""
     return False
-
-
-def _smallest(graphs: list[StepGraph], rows: int) -> StepGraph | None:
-    index = bisect.bisect_left(graphs, rows, key=lambda graph: graph.size.decode)
-    return graphs[index] if index < len(graphs) else None
 
 
 class _BorrowedMemory:

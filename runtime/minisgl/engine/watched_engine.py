@@ -18,13 +18,20 @@ class WatchedEngine:
         self.limits = engine.limits
         self.stats = engine.stats
         self.busy_since: float | None = None
-        """Begin of the `launch`, `sample` or `collect` in progress, on the monotonic clock; None: there is none."""
+        """Begin of the call in progress, on the monotonic clock; None: there is none. `waits_for_masks`, `mask_memory`
+        and `close` do not count."""
 
     def launch(self, plan: StepPlan) -> Any:
         self.busy_since = time.monotonic()
         handle = self._engine.launch(plan)
         self.busy_since = None
         return handle
+
+    def use_idle_time(self) -> bool:
+        self.busy_since = time.monotonic()
+        is_more = self._engine.use_idle_time()
+        self.busy_since = None
+        return is_more
 
     def waits_for_masks(self, handle: Any) -> bool:
         return self._engine.waits_for_masks(handle)

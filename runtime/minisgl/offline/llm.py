@@ -81,6 +81,9 @@ class LLM:
         self._worker_ranks: WorkerRanks | None = None
         with ExitStack() as stack:
             self._engine = self._start_engine(config, stack)
+            # Within calls there is none.
+            while self._engine.use_idle_time():
+                pass
             grammars = checkpoint_grammars(config)
             if grammars is not None:
                 stack.callback(grammars.close)

@@ -29,6 +29,9 @@ class EosEngine:
     def launch(self, plan: StepPlan) -> StepPlan:
         return plan
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def collect(self, handle: StepPlan) -> StepResult:
         return StepResult(handle.step, np.full(len(handle.sampled_slots), EOS, np.int32))
 

@@ -232,6 +232,39 @@ def test_a_step_that_fails_is_reported_to_every_client(tmp_path: Path, context: 
     assert not thread.is_alive()
 
 
+class IdleEngine(KvEngine):
+    """Notes that it may use idle time, and that no step is in flight then."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS)
+        self.was_idle = threading.Event()
+
+    def use_idle_time(self) -> bool:
+        assert not self._queue
+        self.was_idle.set()
+        return True
+
+
+def test_an_engine_may_use_the_time_without_requests(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    config = SchedulerProcessConfig(engine=EngineConfig(model=""), address=f"ipc://{tmp_path}/s", model_name="tiny")
+    engine, stop, listening = IdleEngine(), threading.Event(), threading.Event()
+    arguments: dict[str, Any] = {"ready": lambda *_: listening.set(), "stop": stop}
+    thread = threading.Thread(target=lambda: run(config, lambda: engine, **arguments))
+    thread.start()
+    try:
+        assert listening.wait(60)
+        client = Client(context, config.address)
+        for number in range(2):
+            assert engine.was_idle.wait(60)
+            request_id = client.submit(number, [1], 50, ignore_eos=True)
+            client.wait_for(lambda _, wanted=request_id: wanted in client.finish)
+            engine.was_idle.clear()
+        assert engine.was_idle.wait(60)
+    finally:
+        stop.set()
+        thread.join(60)
+
+
 @pytest.mark.parametrize("deadline", [{"deadline_ms": 1}, {"deadline_ms": 1 << 50, "remaining_ms": 1}])
 def test_a_deadline_is_enforced_by_the_server(
     deadline: dict[str, int], server: tuple[str, ModelCard], context: zmq.Context[Any]

@@ -53,6 +53,9 @@ class HangingEngine:
         self._deserted |= self._is_due("desert")
         return plan.step if self._deserted else self._engine.launch(plan)
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: Any) -> bool:
         return self._engine.waits_for_masks(handle)
 

@@ -115,6 +115,9 @@ class KvEngine:
             self._late[plan.step] = late
         return decoded
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: StepPlan) -> bool:
         assert handle.step in self._late
         return self.queues_sampling

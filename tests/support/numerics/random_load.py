@@ -111,6 +111,9 @@ class _Audited:
             self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
         return self._engine.launch(plan)
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: Any) -> bool:
         return self._engine.waits_for_masks(handle)
 

@@ -77,6 +77,9 @@ class Witness:
         self._to_audit[plan.step] = np.flatnonzero(self._unowned).astype(np.int32)
         return self._engine.launch(plan)
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: Any) -> bool:
         return self._engine.waits_for_masks(handle)
 

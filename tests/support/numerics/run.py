@@ -100,6 +100,9 @@ class Observer:
         self._note(plan)
         return self._engine.launch(plan)
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: Any) -> bool:
         return self._engine.waits_for_masks(handle)
 
@@ -292,6 +295,9 @@ class _NoModel:
 
     def launch(self, plan: StepPlan) -> StepPlan:
         return plan
+
+    def use_idle_time(self) -> bool:
+        return False
 
     def waits_for_masks(self, handle: StepPlan) -> bool:
         raise AssertionError("the requests have no constraints")
