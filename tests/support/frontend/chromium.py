@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -39,6 +40,7 @@ class Page:
                 *(f"--user-data-dir={self._profile.name}", "--window-size=900,700", "about:blank"),
             ],
             pass_fds=(their_read, their_write),
+            start_new_session=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -101,7 +103,8 @@ class Page:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
+        # With its other processes, which would write to the profile again.
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         os.close(self._read)
         os.close(self._write)
