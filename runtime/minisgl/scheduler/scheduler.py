@@ -146,7 +146,7 @@ class Scheduler:
         self._notices = StepOutput.without_tokens([], [])
         """Failures and acceptances that clients are not told yet."""
         self._unfinished: dict[bytes, Request] = {}
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int, bytes]] = []
         self._joining: dict[int, Request] = {}
         """Admitted requests by row, of which no plan has told the engine yet: all that a prompt may compute before its
         grammar is compiled can be cached."""
@@ -218,9 +218,10 @@ class Scheduler:
             self.queue.push(request)
         self._unfinished[request.id] = request
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request))
+            # Not the request itself, whose matcher would keep its grammar's instance in use after the answer.
+            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request.id))
             if len(self._deadlines) > 2 * len(self._unfinished) + 64:
-                self._deadlines = [entry for entry in self._deadlines if self._unfinished.get(entry[2].id) is entry[2]]
+                self._deadlines = [entry for entry in self._deadlines if self._awaited(*entry[1:])]
                 heapq.heapify(self._deadlines)
         return not request.awaits_grammar
 
@@ -253,11 +254,16 @@ class Scheduler:
         """End the requests whose deadline has passed."""
         failures = []
         while self._deadlines and self._deadlines[0][0] <= self.now:
-            request = heapq.heappop(self._deadlines)[2]
-            if self._unfinished.get(request.id) is request:
-                self.abort(request.id)
-                failures.append(Failure(request.client, request.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
+            _, arrival, request_id = heapq.heappop(self._deadlines)
+            if (request := self._awaited(arrival, request_id)) is not None:
+                self.abort(request_id)
+                failures.append(Failure(request.client, request_id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
         return failures
+
+    def _awaited(self, arrival: int, request_id: bytes) -> Request | None:
+        """The request with this number, unless it has ended: then another one may have its id."""
+        request = self._unfinished.get(request_id)
+        return request if request is not None and request.arrival == arrival else None
 
     def plan(self) -> StepPlan | None:
         """Plan the next step. None when no row can run before a launched step is completed or a request arrives."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit
+from support.constrained import ToyGrammar
 from support.numerics.kv_engine import reference
 from support.scheduling import EOS, VOCAB, Harness
 
@@ -237,6 +241,22 @@ def test_an_ended_row_is_not_reused_while_it_is_in_flight() -> None:
     assert first.tokens == first.expected()
     assert second.tokens == second.expected()
     harness.check_idle()
+
+
+def test_a_deadline_keeps_nothing_of_an_answer_that_has_ended() -> None:
+    harness, grammar = Harness(), ToyGrammar(factor=3, length=6, least=6).text
+    harness.grammars.known = {grammar}
+    answer = harness.submit([1, 2], 8, remaining_ms=1_000_000, grammar=grammar)
+    matcher = weakref.ref(harness.grammars.matchers.pop())
+    harness.run()
+    harness.submit([1, 2], 4)
+    harness.run()
+    gc.collect()
+    assert answer.tokens and matcher() is None
+    again = harness.submit([1, 2], 4)
+    harness.scheduler._unfinished[answer.submit.id] = harness.scheduler._unfinished.pop(again.submit.id)
+    harness.scheduler.now = 2000.0
+    assert not harness.scheduler.expire(), "the deadline is not that of another request with the same id"
 
 
 def test_a_deadline_ends_queued_and_running_requests() -> None:
