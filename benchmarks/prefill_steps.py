@@ -69,6 +69,8 @@ class Steps:
                 )
             )
         assert isinstance(engine, CudaEngine)
+        while engine.use_idle_time():
+            pass
         self.engine = engine
         phases = " ".join(f"{name} {seconds:.1f}" for name, seconds in engine.stats.start_seconds.items())
         print(f"{model}: started in {time.perf_counter() - began:.1f} s ({phases})", flush=True)

@@ -1,4 +1,4 @@
-"""Engine on a CUDA device: all work is queued on one stream, and the host waits only for results."""
+"""Engine on a CUDA device: all work is queued on one stream, and the host waits only for results and captures."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class CudaEngine:
             while parallel.size > 1 and self._graphs.capture_next() is not None:
                 pass
             for graph in self._graphs.captured:
-                self._capture_sampling(graph)
+                self._prepare(graph)
         torch.cuda.synchronize()
 
     def launch(self, plan: StepPlan) -> _Staging:
@@ -247,8 +247,10 @@ class CudaEngine:
 
     def use_idle_time(self) -> bool:
         with self._guard.step(), torch.inference_mode(), torch.cuda.stream(self._stream):
+            # What earlier steps have left unused may be needed by the capture.
+            torch.cuda.empty_cache()
             graph = self._graphs.capture_next()
-            self._capture_sampling(graph)
+            self._prepare(graph)
             return graph is not None
 
     def waits_for_masks(self, handle: _Staging) -> bool:
@@ -296,11 +298,9 @@ class CudaEngine:
         assert staging.step < 0, "a step is launched before the step four before it is collected"
         self._launched += 1
         staging.step = plan.step
-        graph = self._graphs.find(plan)
+        graph = None if self.runner.tables.processors.reports_prompts(plan) else self._graphs.find(plan)
         # Before the step's inputs are in the buffer.
-        self._capture_sampling(graph)
-        if graph is not None and self.runner.tables.processors.reports_prompts(plan):
-            graph = None
+        self._prepare(graph)
         cascade = graph.cascade if graph else self._eager_cascade(plan)
         self._count(plan, graph, cascade)
         packed = PackedStep(plan, self.runner.tables, graph.size if graph else None, cascade)
@@ -318,8 +318,9 @@ class CudaEngine:
         self._finish(staging, graph, plain)
         return staging
 
-    def _capture_sampling(self, graph: StepGraph | None) -> None:
-        """Capture the sampling behind a decode graph if it is new."""
+    def _prepare(self, graph: StepGraph | None) -> None:
+        """Count captures, and capture the sampling behind a decode graph if it is new."""
+        self.stats.captures = self._graphs.count
         if graph is not None and not graph.size.tokens and self._parallel.size == 1:
             self._sampling.capture(self.runner, graph, self._upload)
 

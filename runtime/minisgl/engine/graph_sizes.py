@@ -15,7 +15,7 @@ _FULL_STEP_SEGMENTS: Final = 64
 """Most prompts of a captured step that takes the whole token budget."""
 
 _ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1536, 2048, 3072, 4096, 6144)
-"""Prompt tokens of captured steps without decode rows. Every size costs time at the start."""
+"""Prompt tokens of captured steps without decode rows. Every size costs a capture."""
 _FRESH_TOKENS: Final = 512
 """Most prompt tokens of captured steps without prefixes, which copy no keys: for first tokens on an idle server."""
 _MIXED_TOKENS: Final = (*range(128, 1025, 128), 1536, 2048, 3072, 4096, 6144)

@@ -45,6 +45,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     `kernels` (importing their libraries), `warm_up` (the largest step), `pool`, `capture`."""
     compiled_kernels: int = 0
     """Number of our kernels that were compiled during the start because they were not built ahead of time."""
+    captures: int = 0
+    """CUDA graphs of steps that were captured."""
     compiled_after_ready: int = 0
     """Number of kernels that were compiled since, each while requests waited: the warm-up did not launch them."""
     prefill_backend: str = ""
@@ -78,17 +80,18 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     def launch(self, plan: StepPlan) -> Any:
-        """Start the step and return a handle, without waiting for the device."""
+        """Start the step and return a handle. It does not wait for the device, but for the first step of its size,
+        which may also wait until another thread has given the masks of the step before."""
         ...
 
     def use_idle_time(self) -> bool:
-        """Do work of up to some 50 ms that makes later steps faster. Call it while no step runs. False: there is none
+        """Do work of some 10 ms that makes later steps faster. Call it while no step runs. False: there is none
         left."""
         ...
 
     def waits_for_masks(self, handle: Any) -> bool:
         """Whether the sampling of a late step is queued already, behind a wait for its masks. Then `sample` may come
-        after the next launch and from another thread, as long as that launch does not wait for it."""
+        from another thread, and during or after the next launch."""
         ...
 
     def mask_memory(self, rows: int) -> IntArray:

@@ -94,13 +94,15 @@ class StepGraphs:
     """All captured steps: of decode rows, with and without shared prefixes and long contexts, and with prompts.
 
     A start captures only the largest of each kind: the others would take longer than all else of a restart. They follow
-    in idle time or for their first step, which is about as fast as to launch that step kernel by kernel."""
+    in idle time or for their first step, which takes one to three times as long as to launch it kernel by kernel."""
 
     def __init__(self) -> None:
         self._prefill = self._plain = self._cascade = self._long = _Kind()
         self._is_long: Callable[[IntArray], bool] = _never
         self._most_keys = 0
         self._page_bytes = 0
+        self.count = 0
+        """Captures so far."""
 
     def capture(
         self,
@@ -120,25 +122,27 @@ class StepGraphs:
         self._is_long = attention.is_long
         self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
 
-        def new_graph(
-            size: StepSize, captured: PagedAttention | None, cascade: CascadeLayout | None = None
-        ) -> StepGraph | None:
-            if captured is None:
-                return None
-            before()
-            return StepGraph(runner, few_layers, captured, size, cascade, upload, pool)
-
         def for_graph(size: StepSize) -> PagedAttention | None:
             return attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
 
+        def new_graph(
+            size: StepSize,
+            cascade: CascadeLayout | None = None,
+            for_size: Callable[[StepSize], PagedAttention | None] = for_graph,
+        ) -> StepGraph | None:
+            before()
+            if (captured := for_size(size)) is None:
+                return None
+            self.count += 1
+            return StepGraph(runner, few_layers, captured, size, cascade, upload, pool)
+
         decode = list(map(StepSize, graph_sizes(largest)))
         long = [size for size in decode if attention.for_long_graph(size.decode)]
-        self._prefill = _Kind(prefill, lambda size: new_graph(size, for_graph(size)))
-        self._plain = _Kind(decode, lambda size: new_graph(size, for_graph(size)))
-        self._long = _Kind(long, lambda size: new_graph(size, attention.for_long_graph(size.decode)))
+        self._prefill, self._plain = _Kind(prefill, new_graph), _Kind(decode, new_graph)
+        self._long = _Kind(long, lambda size: new_graph(size, None, lambda size: attention.for_long_graph(size.decode)))
         if attention.cascade is not None:
             layout, shared = attention.cascade.layout, list(map(StepSize, cascade_sizes(largest)))
-            self._cascade = _Kind(shared, lambda size: new_graph(size, for_graph(size), layout))
+            self._cascade = _Kind(shared, lambda size: new_graph(size, layout))
         kinds = [kind for kind in self._kinds if kind.sizes]
         for done, kind in enumerate(kinds, 1):
             kind.get(kind.sizes[-1])

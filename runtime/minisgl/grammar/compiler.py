@@ -81,8 +81,8 @@ class _Grammar:
     def idle(self) -> int | None:
         """Number of a compiled instance without answers; None: there is none."""
         count = len(self.instances)
-        # Those behind the newest one have been idle for longest: usually the first is free.
-        numbers = ((self._newest + after) % count for after in range(1, count + 1))
+        # The newest one knows most of the grammar. Those behind it have been idle for longest.
+        numbers = ((max(self._newest, 0) + after) % count for after in range(count))
         return next((index for index in numbers if not self._load(index) and self.instances[index].done()), None)
 
     def _load(self, index: int) -> int:

@@ -52,7 +52,12 @@ class GrammarThreads:
         """Return the constraint of a request whose grammar is compiled already: handing 64 of them to threads takes
         10 ms, and copying them 2. None: `start` must compile it, or consume its output."""
         grammars = None if message.output else self.grammars
-        matcher = None if grammars is None else grammars.ready_matcher(message.grammar)
+        try:
+            matcher = None if grammars is None else grammars.ready_matcher(message.grammar)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the library is no Exception; `start` reports it
+            return None
         return None if matcher is None else Constraint(message, vocabulary, matcher)
 
     def start(self, request: Request, message: Submit, vocabulary: Vocabulary) -> Future[Constraint]:

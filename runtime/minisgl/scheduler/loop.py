@@ -22,7 +22,7 @@ from minisgl.wire.plan import IntArray, StepPlan, StepResult
 _WAITED: Final = 100e-6
 """Shortest time in `collect` that was spent waiting for the device, in seconds."""
 _LONG_LAUNCH: Final = 3e-3
-"""A launch that takes longer is one kernel by kernel; a graph takes up to 1.5 ms."""
+"""A launch that takes longer is one kernel by kernel, or captures a graph; a graph takes up to 1.5 ms."""
 _LAUNCH_AHEAD: Final = 1.5e-3
 _LAUNCH_AHEAD_SHARE: Final = 0.15
 """A step is launched this long, or this share of the running step, before the running one is expected to end."""
@@ -41,6 +41,8 @@ class _Launched(msgspec.Struct, frozen=True):
     """Time before the launch, in seconds."""
     launched: float
     """Time after it."""
+    captured: bool
+    """The launch captured its CUDA graph first."""
     late_rows: int
     """Rows that need masks."""
 
@@ -118,10 +120,11 @@ class StepLoop:
         if plan is not None:
             if self._filling is not None and not self._overlaps(self._filling, plan):
                 self._finish_filling(self._filling)
-            began = self._clock()
+            captures, began = self.engine.stats.captures, self._clock()
             handle = self.engine.launch(plan)
+            captured = self.engine.stats.captures != captures
             work = StepWork.of(plan, self.scheduler.config.step_graphs)
-            self._pending.append(_Launched(handle, work, began, self._clock(), self.scheduler.num_late_rows))
+            self._pending.append(_Launched(handle, work, began, self._clock(), captured, self.scheduler.num_late_rows))
             if len(self._pending) == 1:
                 self._fill_masks(self._pending[0])
         if not self._pending:
@@ -177,8 +180,11 @@ class StepLoop:
         return _Filling(step, self.engine.mask_memory(step.late_rows), self.engine.waits_for_masks(step.handle))
 
     def _fill_open(self, filling: _Filling, rows: Mapping[int, Constraint]) -> None:
-        filling.errors.update(self.scheduler.fill_masks(rows, filling.masks, slow=True))
-        self._end_filling(filling)
+        try:
+            filling.errors.update(self.scheduler.fill_masks(rows, filling.masks, slow=True))
+        finally:
+            # Else a launch that waits for the masks would never return, and the exception never be raised.
+            self._end_filling(filling)
 
     def _fill_others(self, filling: _Filling, consuming: Consuming | None = None) -> None:
         """Begin to fill the masks of the rows that are not begun, after their matchers have consumed these tokens."""
@@ -188,10 +194,12 @@ class StepLoop:
             del others[row]
 
         def fill() -> None:
-            if consuming is not None:
-                filling.refused = self.scheduler.consume(consuming)
-            filling.errors.update(self.scheduler.fill_masks(others, filling.masks))
-            self._end_filling(filling)
+            try:
+                if consuming is not None:
+                    filling.refused = self.scheduler.consume(consuming)
+                filling.errors.update(self.scheduler.fill_masks(others, filling.masks))
+            finally:
+                self._end_filling(filling)
 
         self._thread.start(fill)
         self._filling = filling
@@ -245,6 +253,6 @@ class StepLoop:
                     self._ended = following.began
                     return
                 self._ended_unseen = True
-        if self._ended_unseen == was_unseen:
+        if self._ended_unseen == was_unseen and not step.captured:
             began = before if was_unseen else max(step.began, before)
             self.scheduler.times.observe(step.work, self._ended - began)

@@ -181,6 +181,9 @@ class _Pair:
     def launch(self, plan: StepPlan) -> list[Any]:
         return [rank.launch(StepPlan.decode(plan.encode())) for rank in self._ranks]
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def waits_for_masks(self, handle: list[Any]) -> bool:
         return self._ranks[0].waits_for_masks(handle[0])
 

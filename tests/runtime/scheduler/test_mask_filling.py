@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -334,8 +335,12 @@ def test_an_exception_of_either_thread_ends_the_loop(of_open: bool) -> None:
         return fill(matchers, masks, slow=slow)
 
     replace_fill(harness, fail)
+    sample = Mock(wraps=harness.timed.sample)
+    harness.timed.sample = sample  # type: ignore[method-assign]
     with pytest.raises(MemoryError, match="no memory for masks"):
         harness.run()
+    # Else a launch that waits for the masks would hang.
+    sample.assert_called_once()
 
 
 def test_an_exception_behind_open_rows_waits_for_their_masks() -> None:
