@@ -85,8 +85,8 @@ class Engine(Protocol):
         ...
 
     def use_idle_time(self) -> bool:
-        """Do work of some 10 ms that makes later steps faster. Call it while no step runs. False: there is none
-        left."""
+        """Do work of tens of milliseconds that makes later steps faster. Call it while no step runs. False: there is
+        none left."""
         ...
 
     def waits_for_masks(self, handle: Any) -> bool:

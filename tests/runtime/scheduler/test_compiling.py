@@ -71,6 +71,14 @@ def _check(*answers: Answer) -> None:
         assert answer.failure is None and answer.tokens == answer.expected()
 
 
+def _make_known(harness: Harness, created: Created) -> Answer:
+    """Answer a request under GRAMMAR, which is known afterwards."""
+    first = harness.submit([1, 2], 8, grammar=GRAMMAR)
+    harness.run()
+    created.known.add(GRAMMAR)
+    return first
+
+
 def test_grammars_are_created_by_the_first_request(threads: GrammarThreads) -> None:
     harness = _harness(threads)
     plain = harness.submit([1, 2], 4, allowed_token_ids=(1, 2))
@@ -103,9 +111,7 @@ def test_a_slow_grammar_holds_up_no_other_request(threads: GrammarThreads, creat
 
 def test_a_request_with_a_known_grammar_waits_for_no_thread(threads: GrammarThreads, created: Created) -> None:
     harness = _harness(threads)
-    first = harness.submit([1, 2], 8, grammar=GRAMMAR)
-    harness.run()
-    created.known.add(GRAMMAR)
+    first = _make_known(harness, created)
     threads.close()
     again = harness.submit([1, 2], 8, grammar=GRAMMAR)
     assert not harness.scheduler.num_held
@@ -117,9 +123,7 @@ def test_a_request_with_a_known_grammar_waits_for_no_thread(threads: GrammarThre
 
 def test_the_output_of_a_continued_request_is_consumed_on_a_thread(threads: GrammarThreads, created: Created) -> None:
     harness = _harness(threads)
-    first = harness.submit([1, 2], 8, grammar=GRAMMAR)
-    harness.run()
-    created.known.add(GRAMMAR)
+    first = _make_known(harness, created)
     output = np.array(first.tokens[:3], "<i4")
     continued = harness.submit([1, 2], 8, grammar=GRAMMAR, output=output.tobytes())
     continued.tokens += output.tolist()
