@@ -19,6 +19,7 @@ from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import kv_pool
 from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.cublas_workspace import multiply_without_workspace
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.dummy_steps import StepLimits, run_eagerly, step_limits
 from minisgl.engine.errors import EngineError
@@ -67,6 +68,8 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     report = progress or (lambda phase, share: None)
     clock = StartClock()
     device = _device(config)
+    if device.type == "cuda":
+        multiply_without_workspace()
     model_config = ModelConfig.read(config.model, config.hf_overrides, config.quantization)
     if config.quantization not in (None, "fp8") and not config.dummy_weights:
         raise EngineError(
