@@ -13,6 +13,10 @@ from cluster.control_plane import PLANE
 from cluster.layout import API, HOST_KUBECONFIG, STATE
 from cluster.places import CONTROL, pid_of, start
 
+REFUSED = "connection refused at the target"
+"""What a client of a relay receives when the target refuses the connection, as a Service without endpoints does. HTTP
+clients report it as an answer that is malformed."""
+
 
 def expose(place: str, target: str) -> int:
     """Forward a port on 127.0.0.1 to `target` ("10.96.1.2:80" or "[fd00::2]:80") in the network of the place; returns
@@ -61,13 +65,27 @@ def relay(descriptor: int, target: str) -> None:
     listener = socket.socket(fileno=descriptor)
     while True:
         client = listener.accept()[0]
-        with contextlib.suppress(OSError):
+        try:
             server = socket.create_connection((ip, int(port)), timeout=5)
-            server.settimeout(None)
-            for pair in ((client, server), (server, client)):
-                threading.Thread(target=_copy, args=pair, daemon=True).start()
+        except ConnectionRefusedError:
+            threading.Thread(target=_tell_refused, args=(client,), daemon=True).start()
             continue
-        client.close()
+        except OSError:
+            client.close()
+            continue
+        server.settimeout(None)
+        for pair in ((client, server), (server, client)):
+            threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _tell_refused(client: socket.socket) -> None:
+    with client, contextlib.suppress(OSError):
+        client.settimeout(5)
+        client.sendall(f"{REFUSED}\r\n\r\n".encode())
+        client.shutdown(socket.SHUT_WR)
+        # To close a connection with unread data would reset it, and the client might lose what was sent.
+        while client.recv(65536):
+            pass
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:

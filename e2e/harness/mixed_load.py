@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import httpx
 
+from cluster.relay import REFUSED
+
 RATE: Final = 4.0
 """Requests per second."""
 _WORKERS: Final = 400
@@ -59,10 +61,6 @@ class Failed(Exception):
     """A request did not get a whole answer."""
 
 
-class Refused(Exception):
-    """A model without replicas refused the request at once, with the time after which clients ask again."""
-
-
 @dataclass(frozen=True)
 class Answer:
     """Texts and finish reasons of the choices, and log-probabilities of their tokens."""
@@ -82,7 +80,8 @@ class Answer:
 @dataclass
 class MixedLoad:
     """Results of requests, which are streamed in turn or not. `refusals_allowed`: requests that a model without
-    replicas refuses are sent again instead of counted as failed."""
+    replicas refuses are sent again instead of counted as failed. First it refuses them at once, with the time after
+    which clients ask again; when Kubernetes has seen that no frontend is ready, the Service refuses connections."""
 
     url: str
     kinds: Sequence[str]
@@ -145,8 +144,7 @@ class MixedLoad:
                 if response.status_code != 200:
                     text = response.read().decode()
                     if response.status_code == 503 and self.refusals_allowed and "retry-after" in response.headers:
-                        with self._lock:
-                            self.refused += 1
+                        self._note_refusal()
                         return None
                     raise Failed(f"{response.status_code} {text}")
                 if stream:
@@ -159,7 +157,14 @@ class MixedLoad:
                         self.continued += 1
                 return _whole(path, json.loads(response.read()))
         except httpx.HTTPError as error:
+            if self.refused and REFUSED in str(error):
+                self._note_refusal()
+                return None
             raise Failed(f"{type(error).__name__} {error}") from error
+
+    def _note_refusal(self) -> None:
+        with self._lock:
+            self.refused += 1
 
     def summary(self) -> str:
         kinds = Counter(each.split(":")[0] for each in self.failed)
