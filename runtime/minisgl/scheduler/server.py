@@ -40,7 +40,7 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
     gc.disable()
     next_status = 0.0
     idle_turns = 0
-    uses_idle_time = True
+    may_use_idle_time = True
     while not stop.is_set():
         if draining is not None and draining.is_set():
             if end_not_before is None:
@@ -49,7 +49,9 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
             elif not scheduler.has_work and time.monotonic() >= end_not_before:
                 clients.flush()
                 return
-        wait_ms = loop.spare_ms() if scheduler.has_work else 0 if idle_turns > 2 and uses_idle_time else IDLE_WAIT_MS
+        # After the collection, which comes after a whole wait without messages.
+        uses_idle_time = may_use_idle_time and idle_turns >= 2
+        wait_ms = loop.spare_ms() if scheduler.has_work else 0 if uses_idle_time else IDLE_WAIT_MS
         for number, message in clients.receive(wait_ms):
             # Before the message: a client that has restarted may use the same request ids again.
             _drop_disconnected_clients(loop, clients)
@@ -70,8 +72,8 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
                 # objects are frozen: with a large cache, scanning them again takes a tenth of a second.
                 gc.collect()
                 gc.freeze()
-            elif idle_turns > 2 and uses_idle_time:
-                uses_idle_time = loop.engine.use_idle_time()
+            elif uses_idle_time:
+                may_use_idle_time = loop.engine.use_idle_time()
         now = time.monotonic()
         if now >= next_status:
             next_status = now + STATUS_SECONDS
