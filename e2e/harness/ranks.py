@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from typing import Any, Final
+from urllib.request import urlopen
 
+from cluster.relay import expose_from_pod
 from harness.namespace import Namespace
 
 _KILL: Final = """
@@ -31,8 +33,17 @@ def kill_rank(namespace: Namespace, pod: str, rank: int) -> float:
     return float(namespace.kubectl("exec", pod, "--", "python3", "-c", _KILL, f"rank{rank}"))
 
 
-def launcher_status(namespace: Namespace, pod: str) -> dict[str, Any]:
-    """`/status` of the launcher of a pod."""
-    fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/status').read().decode())"
-    status: dict[str, Any] = json.loads(namespace.kubectl("exec", pod, "--", "python3", "-c", fetch))
+def launcher_url(namespace: Namespace, pod: str) -> str:
+    """URL on the host that is forwarded to the launcher of a pod, for as long as its container runs. To ask it costs
+    hardly any CPU time, which ranks and standbys need."""
+    found = namespace.get("pod", pod)
+    assert found is not None, f"no pod {pod}"
+    container = found["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+    return f"http://127.0.0.1:{expose_from_pod(found['spec']['nodeName'], container, '127.0.0.1:8080')}"
+
+
+def launcher_status(url: str) -> dict[str, Any]:
+    """`/status` of a launcher at the URL of `launcher_url`."""
+    with urlopen(f"{url}/status", timeout=10) as answer:
+        status: dict[str, Any] = json.load(answer)
     return status

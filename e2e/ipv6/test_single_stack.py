@@ -11,7 +11,7 @@ from harness.asking import ANSWER, ask
 from harness.client import ClientPod
 from harness.models import cpu_model
 from harness.namespace import Namespace
-from harness.ranks import kill_rank, launcher_status
+from harness.ranks import kill_rank, launcher_status, launcher_url
 
 
 def test_a_model_serves_through_its_service(namespace: Namespace, client: ClientPod) -> None:
@@ -39,14 +39,15 @@ def test_two_pods_on_two_nodes_survive_a_killed_rank_and_a_rollout(namespace: Na
     namespace.wait_for_condition("demo", "Ready")
     openai = client.openai("demo")
     assert ask(openai, "demo") == ANSWER
-    status = launcher_status(namespace, "demo-r0-0")
+    urls = [launcher_url(namespace, f"demo-r0-{number}") for number in (0, 1)]
+    status = launcher_status(urls[0])
     assert (status["transport"], status["ready_ranks"]) == ("gloo", 2)
     before = {pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")}
 
-    namespace.wait("standbys", lambda: all(launcher_status(namespace, f"demo-r0-{n}").get("standbys") for n in (0, 1)))
-    restarts = launcher_status(namespace, "demo-r0-0")["restarts"]
+    namespace.wait("standbys", lambda: all(launcher_status(url).get("standbys") for url in urls))
+    restarts = launcher_status(urls[0])["restarts"]
     kill_rank(namespace, "demo-r0-1", 1)
-    namespace.wait("the restart", lambda: launcher_status(namespace, "demo-r0-0")["restarts"] > restarts)
+    namespace.wait("the restart", lambda: launcher_status(urls[0])["restarts"] > restarts)
     namespace.wait("the right answer", lambda: _answer(openai) == ANSWER)
     assert {pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")} == before
 

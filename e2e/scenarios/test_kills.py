@@ -14,7 +14,7 @@ from harness.continuity import Measurement, write_result
 from harness.kills import Kills, Undisturbed, kills, undisturbed
 from harness.models import cpu_model
 from harness.namespace import Namespace
-from harness.ranks import kill_rank, launcher_status
+from harness.ranks import kill_rank, launcher_status, launcher_url
 
 PODS = ("demo-r0-0", "demo-r0-1")
 SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])
@@ -60,9 +60,10 @@ def test_answers_go_on_when_ranks_are_killed(
     namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int
 ) -> None:
     serve(namespace, tensor=2)
+    urls = [launcher_url(namespace, pod) for pod in PODS]
 
     def is_back(restarts: int) -> bool:
-        leader, follower = (launcher_status(namespace, pod) for pod in PODS)
+        leader, follower = map(launcher_status, urls)
         standbys = leader.get("standbys") and follower.get("standbys")
         return bool(leader["restarts"] >= restarts and leader["phase"] == "Ready" and standbys)
 
@@ -70,7 +71,7 @@ def test_answers_go_on_when_ranks_are_killed(
     with killing(known, client, 2, count) as found:
         for number in range(count):
             rank = number % 2
-            restarts = launcher_status(namespace, PODS[0])["restarts"] + 1
+            restarts = launcher_status(urls[0])["restarts"] + 1
             found.kill(partial(kill_rank, namespace, PODS[rank], rank), partial(is_back, restarts))
     check(f"{count} ranks killed", found, measurement)
 

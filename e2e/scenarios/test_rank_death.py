@@ -15,7 +15,7 @@ from harness.client import ClientPod
 from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
-from harness.ranks import kill_rank, launcher_status
+from harness.ranks import kill_rank, launcher_status, launcher_url
 
 BACK_SECONDS = 10
 SLACK = 3
@@ -77,7 +77,7 @@ def test_a_killed_rank_restarts_in_its_pod_and_the_stream_goes_on(
 
 def _ready_after(namespace: Namespace, killed: float, answered: float, measurement: Callable[[str], None]) -> float:
     """Seconds until all ranks serve again; prints their parts. All processes use the clock of one machine."""
-    status = launcher_status(namespace, "demo-r0-0")
+    status = launcher_status(launcher_url(namespace, "demo-r0-0"))
     detected = datetime.fromisoformat(status["last_failure"]["at"]).timestamp()
     parts = [("the launchers detect it", detected - killed)]
     parts += [(what, status["timings"][part]) for part, what in PARTS.items()]
@@ -108,4 +108,4 @@ def _answer(openai: OpenAI) -> str:
 
 def _standbys(namespace: Namespace) -> bool:
     """True if each pod has a standby process."""
-    return all(launcher_status(namespace, pod).get("standbys") for pod in ("demo-r0-0", "demo-r0-1"))
+    return all(launcher_status(launcher_url(namespace, pod)).get("standbys") for pod in ("demo-r0-0", "demo-r0-1"))
