@@ -9,7 +9,6 @@ import httpx
 from openai import OpenAI
 
 from cluster.layout import in_url
-from cluster.relay import expose_from_pod
 from harness.namespace import PATIENCE, Namespace
 
 RESTRICTED: Final = {
@@ -35,10 +34,7 @@ class ClientPod:
 
     def port_to(self, address: str) -> int:
         """Port of the host's loopback that is forwarded to IP:PORT in the pod's network."""
-        pod = self.namespace.get("pod", self.name)
-        assert pod is not None
-        container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-        return expose_from_pod(pod["spec"]["nodeName"], container, address)
+        return self.namespace.port_from_pod(self.name, address)
 
     def service_url(self, service: str) -> str:
         """URL on the host that is forwarded to port 80 of a Service's cluster IP."""

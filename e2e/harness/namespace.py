@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from cluster.control_plane import kubectl
 from cluster.places import CommandFailed
+from cluster.relay import expose_from_pod
 
 Manifest = Mapping[str, Any]
 T = TypeVar("T")
@@ -111,6 +112,13 @@ class Namespace:
         """Pods of a model that are not terminating; `component` is engine, frontend or fetch."""
         found = self.objects("pods", f"app.kubernetes.io/instance={model},app.kubernetes.io/component={component}")
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def port_from_pod(self, pod: str, address: str) -> int:
+        """Port of the host's loopback that is forwarded to IP:PORT in a pod's network while its container runs."""
+        found = self.get("pod", pod)
+        assert found is not None, f"no pod {pod}"
+        container = found["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+        return expose_from_pod(found["spec"]["nodeName"], container, address)
 
     def mount_directory(self, claim: str, directory: Path, *, writable: bool = False) -> None:
         """Create a claim for a directory of the host, which all nodes mount."""

@@ -6,7 +6,6 @@ import json
 from typing import Any, Final
 from urllib.request import urlopen
 
-from cluster.relay import expose_from_pod
 from harness.namespace import Namespace
 
 _KILL: Final = """
@@ -36,10 +35,7 @@ def kill_rank(namespace: Namespace, pod: str, rank: int) -> float:
 def launcher_url(namespace: Namespace, pod: str) -> str:
     """URL on the host that is forwarded to the launcher of a pod, for as long as its container runs. To ask it costs
     hardly any CPU time, which ranks and standbys need."""
-    found = namespace.get("pod", pod)
-    assert found is not None, f"no pod {pod}"
-    container = found["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-    return f"http://127.0.0.1:{expose_from_pod(found['spec']['nodeName'], container, '127.0.0.1:8080')}"
+    return f"http://127.0.0.1:{namespace.port_from_pod(pod, '127.0.0.1:8080')}"
 
 
 def launcher_status(url: str) -> dict[str, Any]:
