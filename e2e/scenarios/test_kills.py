@@ -17,6 +17,7 @@ from harness.namespace import Namespace
 from harness.ranks import kill_rank, launcher_status, launcher_url
 
 PODS = ("demo-r0-0", "demo-r0-1")
+SHORT = partial(pytest.param, marks=pytest.mark.short)
 SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])
 
 
@@ -55,9 +56,18 @@ def check(scenario: str, found: Kills, measurement: Measurement) -> None:
     assert not found.changed, found.summary()
 
 
-@pytest.mark.parametrize("count", [6, SOAK(240)])
+@pytest.mark.parametrize(
+    ("count", "ranks"),
+    [SHORT(6, (0, 1), id="6"), SOAK(120, (0,), id="120-leader"), SOAK(120, (1,), id="120-follower")],
+)
 def test_answers_go_on_when_ranks_are_killed(
-    namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int
+    namespace: Namespace,
+    client: ClientPod,
+    known: Known,
+    measurement: Measurement,
+    request: pytest.FixtureRequest,
+    count: int,
+    ranks: tuple[int, ...],
 ) -> None:
     serve(namespace, tensor=2)
     urls = [launcher_url(namespace, pod) for pod in PODS]
@@ -70,13 +80,13 @@ def test_answers_go_on_when_ranks_are_killed(
     namespace.wait("standbys", partial(is_back, 0))
     with killing(known, client, 2, count) as found:
         for number in range(count):
-            rank = number % 2
+            rank = ranks[number % len(ranks)]
             restarts = launcher_status(urls[0])["restarts"] + 1
             found.kill(partial(kill_rank, namespace, PODS[rank], rank), partial(is_back, restarts))
-    check(f"{count} ranks killed", found, measurement)
+    check(f"{request.node.callspec.id} ranks killed", found, measurement)
 
 
-@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (1, 2), SOAK(25, 1), SOAK(25, 2)])
+@pytest.mark.parametrize(("count", "replicas"), [SHORT(2, 1), SHORT(1, 2), SOAK(25, 1), SOAK(25, 2)])
 def test_answers_go_on_when_pods_are_killed(
     namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int, replicas: int
 ) -> None:
@@ -87,7 +97,7 @@ def test_answers_go_on_when_pods_are_killed(
     check(f"{count} pods killed, {replicas} replicas", found, measurement)
 
 
-@pytest.mark.parametrize("count", [1, SOAK(10)])
+@pytest.mark.parametrize("count", [SHORT(1), SOAK(10)])
 def test_answers_go_on_when_a_replica_is_killed(
     namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int
 ) -> None:
