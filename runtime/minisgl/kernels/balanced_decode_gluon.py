@@ -13,6 +13,10 @@ in flight. It is written in Gluon, Triton's lower level, for copies that begin a
 in flight across rows. All values that change from step to step are read on the device, so a captured launch can be
 replayed. Sums and logarithms are to base 2.
 
+Keys and values are the first factors of both products, [tokens, columns] × [columns, heads] and [columns, tokens] ×
+[tokens, heads]: a product of tensor cores has at least 16 rows but only 8 columns, and few models have more than 8
+query heads per KV head.
+
 A pool in FP8 is read as pairs of neighbouring numbers, which are 16 bits wide like the elements of other pools: only
 those can be transposed on their way from shared memory. Both halves of the pairs are converted in registers, to
 float16, which holds all FP8 numbers, and multiplied separately: numbers at even and at odd columns of a head.
@@ -33,7 +37,7 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.stored_kv import FP8, KVScales
 
 MAX_GROUP: Final = 16
-"""Query heads per KV head, padded to the least rows of a tensor-core product."""
+"""Query heads per KV head. Up to 8 fill the columns of one tensor-core product, more those of two."""
 _CHUNK: Final = 128
 _QUERY_SHRINK = gl.constexpr(16)
 """Queries are divided by it beside a pool in FP8, which keeps large ones inside float16."""
@@ -131,14 +135,13 @@ def _halves(pairs):
 
 
 @gluon.jit
-def _add(best, total, sum_of, ROWS: gl.constexpr):
-    """Combine (highest score, sum of weights) so far with a partial result. Also returns the factors [vectors, 1] of
+def _add(best, total, sum_of):
+    """Combine (highest score, sum of weights) so far with a partial result. Also returns the factors [1, vectors] of
     the weighted values so far and of the partial result's."""
     highest = gl.maximum(best, sum_of)
     base = gl.where(highest == float("-inf"), 0.0, highest)
     shrink, weight = gl.exp2(best - base), gl.exp2(sum_of - base)
-    factors = gl.convert_layout(shrink, ROWS)[:, None], gl.convert_layout(weight, ROWS)[:, None]
-    return highest, total * shrink + weight, factors[0], factors[1]
+    return highest, total * shrink + weight, shrink[None, :], weight[None, :]
 
 
 @gluon.jit
@@ -152,14 +155,14 @@ def _store(pointers, out, odd, own, PAIRS: gl.constexpr):
 @gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
 def _attend(
     keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale, value_scale,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, VECTORS: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    PDL: gl.constexpr,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     BLOCK: gl.constexpr = keys.block_type.shape[0]
     COLUMNS: gl.constexpr = keys.block_type.shape[1]
     PAIRS: gl.constexpr = keys.dtype == gl.int16
     STEP: gl.constexpr = 2 if PAIRS else 1
     HEAD_DIM: gl.constexpr = COLUMNS * STEP
+    VECTORS: gl.constexpr = 8 if GROUP <= 8 else 16
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8])
     first_factor: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     second_factor: gl.constexpr = gl.DotOperandLayout(1, mma, 2)
@@ -201,13 +204,13 @@ def _attend(
         place = gl.load(places + block, there, other=0)
         _copy(keys, values, -1 - place, kv_head, key_ring, value_ring, arrived, stage, place < 0)
 
-    vector = gl.arange(0, VECTORS, layout=of_rows)
-    column = gl.arange(0, COLUMNS, layout=of_columns) * STEP
-    token = gl.arange(0, BLOCK, layout=of_columns)
-    value_token = gl.arange(0, BLOCK, layout=gl.SliceLayout(1, second_factor))
-    query_vector = gl.arange(0, VECTORS, layout=gl.SliceLayout(1, first_factor))
-    query_column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, first_factor))
-    own = (vector < GROUP)[:, None]
+    vector = gl.arange(0, VECTORS, layout=of_columns)
+    column = gl.arange(0, COLUMNS, layout=of_rows) * STEP
+    token = gl.arange(0, BLOCK, layout=of_rows)
+    value_token = gl.arange(0, BLOCK, layout=gl.SliceLayout(0, first_factor))
+    query_vector = gl.arange(0, VECTORS, layout=gl.SliceLayout(0, second_factor))
+    query_column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, second_factor))
+    own = (vector < GROUP)[None, :]
     done = 0
     while done < count:
         block = origin + done
@@ -223,16 +226,16 @@ def _attend(
             length = length - past // BLOCK * BLOCK
             past = past % BLOCK
         head = (row * KV_HEADS + kv_head) * GROUP
-        query_place = q + (head + query_vector)[:, None] * HEAD_DIM + query_column[None, :] * STEP
-        query = gl.load(query_place, (query_vector < GROUP)[:, None], other=0.0)
+        query_place = q + (head + query_vector)[None, :] * HEAD_DIM + query_column[:, None] * STEP
+        query = gl.load(query_place, (query_vector < GROUP)[None, :], other=0.0)
         odd_query = query
         if PAIRS:
-            odd_query = gl.load(query_place + 1, (query_vector < GROUP)[:, None], other=0.0)
+            odd_query = gl.load(query_place + 1, (query_vector < GROUP)[None, :], other=0.0)
             query = (query.to(gl.float32) / _QUERY_SHRINK).to(gl.float16)
             odd_query = (odd_query.to(gl.float32) / _QUERY_SHRINK).to(gl.float16)
-        best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_rows)
-        total = gl.zeros([VECTORS], gl.float32, layout=of_rows)
-        out = gl.zeros([VECTORS, COLUMNS], gl.float32, layout=mma)
+        best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_columns)
+        total = gl.zeros([VECTORS], gl.float32, layout=of_columns)
+        out = gl.zeros([COLUMNS, VECTORS], gl.float32, layout=mma)
         odd = out
         for at in range(block, gl.minimum(row_end, end)):
             slot = done % STAGES
@@ -241,35 +244,35 @@ def _attend(
             ahead = gl.where(ahead >= end, ahead - count, ahead)
             place = gl.load(places + ahead, more, other=0)
             mbarrier.wait(arrived.index(slot), done // STAGES & 1)
-            key = key_ring.index(slot).permute((1, 0)).load(second_factor)
-            score = gl.zeros([VECTORS, BLOCK], gl.float32, layout=mma)
+            key = key_ring.index(slot).load(first_factor)
+            score = gl.zeros([BLOCK, VECTORS], gl.float32, layout=mma)
             if PAIRS:
                 key, odd_key = _halves(key)
-                score = mma_v2(odd_query, odd_key, score)
-            score = mma_v2(query, key, score) * scale
+                score = mma_v2(odd_key, odd_query, score)
+            score = mma_v2(key, query, score) * scale
             left = length - (at - row_begin) * BLOCK
-            score = gl.where((token < left)[None, :], score, float("-inf"))
+            score = gl.where((token < left)[:, None], score, float("-inf"))
             if WINDOW:
-                score = gl.where((token >= past - (at - row_begin) * BLOCK)[None, :], score, float("-inf"))
-            highest = gl.maximum(best, gl.max(score, 1))
+                score = gl.where((token >= past - (at - row_begin) * BLOCK)[:, None], score, float("-inf"))
+            highest = gl.maximum(best, gl.max(score, 0))
             base = gl.where(highest == float("-inf"), 0.0, highest)
-            weight = gl.exp2(score - base[:, None])
+            weight = gl.exp2(score - base[None, :])
             shrink = gl.exp2(best - base)
-            total = total * shrink + gl.sum(weight, 1)
+            total = total * shrink + gl.sum(weight, 0)
             best = highest
-            value = value_ring.index(slot).load(second_factor)
+            value = value_ring.index(slot).permute((1, 0)).load(first_factor)
             if left < BLOCK:
                 # Values of an earlier owner follow the last token, and a weight of 0 does not remove a NaN. The
                 # barrier makes this a branch; otherwise the compiler selects between all values in every block.
                 gl.thread_barrier()
-                value = gl.where((value_token < left)[:, None], value, 0)
+                value = gl.where((value_token < left)[None, :], value, 0)
             if PAIRS:
                 value, odd_value = _halves(value)
-                weight = gl.convert_layout(weight.to(gl.float16), first_factor)
-                odd = mma_v2(weight, odd_value, odd * shrink[:, None])
+                weight = gl.convert_layout(weight.to(gl.float16), second_factor)
+                odd = mma_v2(odd_value, weight, odd * shrink[None, :])
             else:
-                weight = gl.convert_layout(weight.to(value.dtype), first_factor)
-            out = mma_v2(weight, value, out * shrink[:, None])
+                weight = gl.convert_layout(weight.to(value.dtype), second_factor)
+            out = mma_v2(value, weight, out * shrink[None, :])
             # All threads must have read the stage before it is filled again.
             gl.thread_barrier()
             place = gl.where(place < 0, -1 - place, place)
@@ -278,37 +281,37 @@ def _attend(
 
         first_span = ((row_begin + 1) * spans - 1) // blocks
         last_span = (row_end * spans - 1) // blocks
-        normal = (value_scale / gl.where(total > 0, total, 1.0))[:, None]
+        normal = (value_scale / gl.where(total > 0, total, 1.0))[None, :]
         out, odd = out * normal, odd * normal
         if first_span < last_span:
             # Partial results of the first and the last row of a span.
             part = ((2 * span + (first_span == span).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
-            _store(parts + (part + vector)[:, None] * HEAD_DIM + column[None, :], out, odd, own, PAIRS)
+            _store(parts + (part + vector)[None, :] * HEAD_DIM + column[:, None], out, odd, own, PAIRS)
             gl.store(sums + part + vector, best + gl.log2(total), vector < GROUP)
             gl.thread_barrier()
             arrival = gl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel", scope="gpu")
             if arrival == last_span - first_span:
-                best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_rows)
-                total = gl.zeros([VECTORS], gl.float32, layout=of_rows)
-                out = gl.zeros([VECTORS, COLUMNS], gl.float32, layout=mma)
+                best = gl.full([VECTORS], float("-inf"), gl.float32, layout=of_columns)
+                total = gl.zeros([VECTORS], gl.float32, layout=of_columns)
+                out = gl.zeros([COLUMNS, VECTORS], gl.float32, layout=mma)
                 odd = out
                 for other in range(first_span, last_span + 1):
                     part = ((2 * other + (first_span == other).to(gl.int32)) * KV_HEADS + kv_head) * GROUP
                     # Bypass the L1 cache, which does not see writes of other multiprocessors.
                     sum_of = gl.load(sums + part + vector, vector < GROUP, other=0.0, cache_modifier=".cg")
-                    part_place = parts + (part + vector)[:, None] * HEAD_DIM + column[None, :]
+                    part_place = parts + (part + vector)[None, :] * HEAD_DIM + column[:, None]
                     part_of = gl.load(part_place, own, other=0.0, cache_modifier=".cg")
-                    best, total, kept, added = _add(best, total, sum_of, of_rows)
+                    best, total, kept, added = _add(best, total, sum_of)
                     out = out * kept + part_of * added
                     if PAIRS:
                         part_of = gl.load(part_place + 1, own, other=0.0, cache_modifier=".cg")
                         odd = odd * kept + part_of * added
-                normal = (1.0 / gl.where(total > 0, total, 1.0))[:, None]
-                place_of = result + (head + vector)[:, None] * HEAD_DIM + column[None, :]
+                normal = (1.0 / gl.where(total > 0, total, 1.0))[None, :]
+                place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
                 _store(place_of, out * normal, odd * normal, own, PAIRS)
                 gl.store(arrivals + row * KV_HEADS + kv_head, 0)
         else:
-            place_of = result + (head + vector)[:, None] * HEAD_DIM + column[None, :]
+            place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
             _store(place_of, out, odd, own, PAIRS)
 
 
@@ -366,8 +369,8 @@ def balanced_decode(
         scale *= _QUERY_SHRINK.value
     _attend[(kv_heads, len(parts) // 2)](
         _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals, out,
-        rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group, VECTORS=MAX_GROUP, STAGES=settings.stages,
-        WINDOW=window or 0, num_warps=1, **dependent_launch(q.device),
+        rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0,
+        num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
 
 

@@ -279,7 +279,7 @@ def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, l
 
 def largest_error(case: Case) -> float:
     from minisgl.kernels import balanced_decode_gluon as module
-    from minisgl.kernels.balanced_decode_gluon import MAX_GROUP, Spans, _attend, cut_spans
+    from minisgl.kernels.balanced_decode_gluon import Spans, _attend, cut_spans
 
     kv_heads = 2
     shape = attention_shape(
@@ -317,7 +317,7 @@ def largest_error(case: Case) -> float:
     scale = case.head_dim**-0.5 * math.log2(math.e) * dense.scales.key
     arguments |= dict(rows=rows, scale=scale * (module._QUERY_SHRINK.value if case.fp8 else 1), PDL=False)
     arguments |= dict(value_scale=dense.scales.value)
-    arguments |= dict(KV_HEADS=kv_heads, GROUP=case.group, VECTORS=MAX_GROUP, STAGES=case.stages)
+    arguments |= dict(KV_HEADS=kv_heads, GROUP=case.group, STAGES=case.stages)
     arguments |= dict(WINDOW=case.window or 0)
     _run(_attend, (kv_heads, case.spans), arguments, late=case.late)
     if arrivals.any():
