@@ -41,7 +41,7 @@ _ROW_TILES = gl.constexpr(16)
 """Tiles of rows that take the same weights one after the other, from the L2 cache."""
 _STAGES = {1: 4, 2: 5, 3: 4}
 """Blocks of inputs that fit into shared memory, by groups of 64 rows in a tile."""
-_FEWEST_ROWS = 16
+_FEWEST_ROWS = 33
 _MOST_SPLITS = 16
 _MOST_WAVES = 2
 """Most parts of tiles per program."""

@@ -4,8 +4,9 @@ per output.
 
 A step of the tensor cores is one block of inputs. Its result is scaled and added in float32 by ordinary instructions,
 since the tensor cores keep only 14 bits of a sum of FP8 products. Up to 64 rows the product is one read of W and this
-kernel comes closer to the bandwidth of the memory than cuBLAS (benchmarks/results/2026-11-23-h200-fp8-products);
-fp8_batch_gluon has one for more rows.
+kernel comes closer to the bandwidth of the memory than cuBLAS (benchmarks/results/2026-11-27-h200-fp8-linear), the more
+so the more of W is on its way: all programs run at once and fill shared memory. fp8_batch_gluon has a kernel for more
+rows.
 """
 
 import functools
@@ -30,15 +31,19 @@ from minisgl.kernels.tensor_maps_gluon import row_map, tile_map
 
 _MAX_ROWS = 64
 _MAX_ROWS_IN_PARTS = 128
-_PROGRAMS = 176
-"""Most programs to which splits may lead: about a third more than the GPU has multiprocessors."""
+_OUTPUTS = 64
+"""Rows of W that the tensor cores take at a time."""
+_MULTIPROCESSORS = 132
+_PROGRAMS = 352
+"""Most programs to which splits may lead: two to three per multiprocessor."""
 _MOST_SPLITS = 4
-_SHARED_MEMORY = 104_000
-"""Bytes for the stages of a program: two programs fit on a multiprocessor."""
-_SHARED_MEMORY_MANY = 72_000
-"""The same with more programs than two per multiprocessor: without a place for each, a second wave is nearly empty."""
-_MOST_STAGES = 8
-_FEW_PROGRAMS = 66
+_SHARED_MEMORY = 226_000
+"""Bytes of a multiprocessor. All programs should run at once: another wave of them is nearly empty at its end."""
+_MOST_BLOCKS = 12
+"""Most blocks of inputs in the stages of a program."""
+_MANY_ROWS_STAGES = 3
+"""Stages for many rows: four programs run on a multiprocessor."""
+_INPUTS = gl.constexpr(128)
 
 
 class Tile(NamedTuple):
@@ -47,93 +52,109 @@ class Tile(NamedTuple):
     rows: int
     outputs: int
     splits: int
+    together: int
+    """Blocks of inputs in a stage. Their copies share a barrier, and their products are begun together."""
     stages: int
-    """Blocks of inputs that fit into shared memory."""
+    """Stages in shared memory."""
 
 
-@gluon.jit(do_not_specialize=["rows", "steps"])
+@gluon.jit
+def _copy_weights(w, n, block, ring, arrived, slot, there, BYTES: gl.constexpr, TOGETHER: gl.constexpr):
+    """Begin to copy blocks of inputs of W to a stage, if they are `there`."""
+    barrier = arrived.index(slot)
+    mbarrier.expect(barrier, BYTES, pred=there)
+    for i in gl.static_range(TOGETHER):
+        place = [n, (block + i) * _INPUTS]
+        tma.async_copy_global_to_shared(w, place, barrier, ring.index(slot * TOGETHER + i), pred=there)
+
+
+@gluon.jit
+def _copy_rows(
+    x, x_scales, m, block, ring, scale_ring, arrived, slot, there, CHANNELS: gl.constexpr, TOGETHER: gl.constexpr
+):  # fmt: skip
+    """The same of x and its scales."""
+    barrier = arrived.index(slot)
+    for i in gl.static_range(TOGETHER):
+        at = slot * TOGETHER + i
+        tma.async_copy_global_to_shared(x, [m, (block + i) * _INPUTS], barrier, ring.index(at), pred=there)
+        if not CHANNELS:
+            # Scales that each thread loads would keep it waiting in every step.
+            tma.async_copy_global_to_shared(x_scales, [block + i, m], barrier, scale_ring.index(at), pred=there)
+
+
+@gluon.jit(do_not_specialize=["rows", "turns"])
 def _fp8_linear(
-    x, w, x_scales, x_scale, w_scale, bias, out, rows, inputs, outputs, steps,
-    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, CHANNELS: gl.constexpr, BIAS: gl.constexpr,
-    PDL: gl.constexpr,
+    x, w, x_scales, x_scale, w_scale, bias, out, rows, inputs, outputs, turns,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, STAGES: gl.constexpr, TOGETHER: gl.constexpr, CHANNELS: gl.constexpr,
+    BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """`x` and `w` are tensor maps, padded with zeros; `x_scales` is that of the scales [inputs / 128, rows] of x,
     `w_scale` [outputs / 128, inputs / 128]; with CHANNELS `x_scale` [rows] and `w_scale` [outputs]. The tensor cores
     take 64 rows of W at a time, and all rows of x beside them."""
-    INPUTS: gl.constexpr = 128
     # A copy ends at a multiple of 128 bytes of shared memory.
     SCALES: gl.constexpr = max(ROWS, 32)
-    BYTES: gl.constexpr = (ROWS + OUTPUTS) * INPUTS + (0 if CHANNELS else SCALES * 4)
+    BYTES: gl.constexpr = TOGETHER * ((ROWS + OUTPUTS) * _INPUTS + (0 if CHANNELS else SCALES * 4))
     warps: gl.constexpr = gl.num_warps()
     row_tiles = (rows + ROWS - 1) // ROWS
     m = gl.program_id(0) % row_tiles * ROWS
     n = gl.program_id(0) // row_tiles * OUTPUTS
     split = gl.program_id(1)
-    blocks = inputs // INPUTS
-    begin = split * steps
-    # The last split may have fewer inputs than the others.
-    steps = gl.minimum(steps, blocks - begin)
+    blocks = inputs // _INPUTS
+    begin = split * turns * TOGETHER
+    # The last split may have fewer turns than the others. Copies fill the last stage with zeros behind the inputs.
+    turns = gl.minimum(turns, (blocks - begin + TOGETHER - 1) // TOGETHER)
 
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, INPUTS], x.layout)
-    w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, OUTPUTS, INPUTS], w.layout)
-    scale_ring = gl.allocate_shared_memory(gl.float32, [1 if CHANNELS else STAGES, 1, SCALES], x_scales.layout)
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES * TOGETHER, ROWS, _INPUTS], x.layout)
+    w_ring = gl.allocate_shared_memory(w.dtype, [STAGES * TOGETHER, OUTPUTS, _INPUTS], w.layout)
+    scales_shape: gl.constexpr = [1 if CHANNELS else STAGES * TOGETHER, 1, SCALES]
+    scale_ring = gl.allocate_shared_memory(gl.float32, scales_shape, x_scales.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for first in gl.static_range(STAGES):
-        mbarrier.init(arrived.index(first), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
     fence_async_shared()
-    for first in gl.static_range(STAGES):
-        there = first < steps
-        mbarrier.expect(arrived.index(first), BYTES, pred=there)
-        tma.async_copy_global_to_shared(
-            w, [n, (begin + first) * INPUTS], arrived.index(first), w_ring.index(first), pred=there
-        )
+    for stage in gl.static_range(STAGES):
+        _copy_weights(w, n, begin + stage * TOGETHER, w_ring, arrived, stage, stage < turns, BYTES, TOGETHER)
     start_next(PDL)
     wait_for_previous(PDL)
-    for first in gl.static_range(STAGES):
-        tma.async_copy_global_to_shared(
-            x, [m, (begin + first) * INPUTS], arrived.index(first), x_ring.index(first), pred=first < steps
-        )
-        if not CHANNELS:
-            # Scales that each thread loads would keep it waiting in every step.
-            tma.async_copy_global_to_shared(
-                x_scales, [begin + first, m], arrived.index(first), scale_ring.index(first), pred=first < steps
-            )
+    for stage in gl.static_range(STAGES):
+        block = begin + stage * TOGETHER
+        _copy_rows(x, x_scales, m, block, x_ring, scale_ring, arrived, stage, stage < turns, CHANNELS, TOGETHER)
 
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, ROWS, 32]
     )
     row = m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, layout))
     there = row < rows
-    w_scales = w_scale + n // INPUTS * blocks
+    w_scales = w_scale + n // _INPUTS * blocks
     total = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
     zero = gl.zeros([OUTPUTS, ROWS], gl.float32, layout=layout)
-    factor = 1.0
-    if not CHANNELS:
-        factor = gl.load(w_scales + begin)
-    for step in range(steps):
-        slot = step % STAGES
-        next_factor = factor
+    for turn in range(turns):
+        slot = turn % STAGES
+        block = begin + turn * TOGETHER
+        factors = ()
         if not CHANNELS:
-            next_factor = gl.load(w_scales + begin + gl.minimum(step + 1, steps - 1))
-        mbarrier.wait(arrived.index(slot), step // STAGES & 1)
-        part = warpgroup_mma(w_ring.index(slot), x_ring.index(slot).permute((1, 0)), zero, use_acc=False, is_async=True)
-        part = warpgroup_mma_wait(0, deps=[part])
-        if CHANNELS:
-            total += part
-        else:
-            total += part * (scale_ring.index(slot).slice(0, ROWS, dim=1).load(layout) * factor)
+            for i in gl.static_range(TOGETHER):
+                factors += (gl.load(w_scales + gl.minimum(block + i, blocks - 1)),)  # type: ignore[assignment]
+        mbarrier.wait(arrived.index(slot), turn // STAGES & 1)
+        parts = ()
+        for i in gl.static_range(TOGETHER):
+            x_block, w_block = x_ring.index(slot * TOGETHER + i), w_ring.index(slot * TOGETHER + i)
+            part = warpgroup_mma(w_block, x_block.permute((1, 0)), zero, use_acc=False, is_async=True)
+            parts += (part,)  # type: ignore[assignment]
+        for i in gl.static_range(TOGETHER):
+            # The sum is in the list lest the compiler adds several products at the end, for which it lacks registers.
+            total, part = warpgroup_mma_wait(TOGETHER - 1 - i, deps=[total, parts[i]])
+            if CHANNELS:
+                total += part
+            else:
+                scales = scale_ring.index(slot * TOGETHER + i).slice(0, ROWS, dim=1).load(layout)
+                total += part * (scales * factors[i])
         # All warps have read the stage before it is filled again.
         gl.thread_barrier()
-        k = (begin + step + STAGES) * INPUTS
-        more = step + STAGES < steps
-        mbarrier.expect(arrived.index(slot), BYTES, pred=more)
-        tma.async_copy_global_to_shared(w, [n, k], arrived.index(slot), w_ring.index(slot), pred=more)
-        tma.async_copy_global_to_shared(x, [m, k], arrived.index(slot), x_ring.index(slot), pred=more)
-        if not CHANNELS:
-            tma.async_copy_global_to_shared(
-                x_scales, [begin + step + STAGES, m], arrived.index(slot), scale_ring.index(slot), pred=more
-            )
-        factor = next_factor
+        next_block = block + STAGES * TOGETHER
+        more = turn + STAGES < turns
+        _copy_weights(w, n, next_block, w_ring, arrived, slot, more, BYTES, TOGETHER)
+        _copy_rows(x, x_scales, m, next_block, x_ring, scale_ring, arrived, slot, more, CHANNELS, TOGETHER)
     columns = n + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, layout))
     if CHANNELS:
         scale = gl.load(x_scale + row, mask=there, other=0.0)
@@ -147,21 +168,25 @@ def _fp8_linear(
 @functools.cache
 def fp8_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | None:
     """Tile with which `fp8_linear` computes this product faster than cuBLAS, or None. `in_parts` allows a tile with
-    splits."""
+    splits. Up to 16, 32, 64 and 128 rows and beyond a product has one tile each, so that a warm-up reaches all."""
     # cuBLAS reads rows of scales of W that are not aligned to 16 bytes from wrong addresses, without an error.
     if rows > (_MAX_ROWS_IN_PARTS if in_parts else _MAX_ROWS) and inputs // BLOCK % 4 == 0:
         return None
+    if rows > _MAX_ROWS_IN_PARTS:
+        return Tile(64, _OUTPUTS, 1, 1, min(_MANY_ROWS_STAGES, inputs // BLOCK))
     tile_rows = min(max(triton.next_power_of_2(rows), 16), 64)
-    row_tiles = triton.cdiv(rows, tile_rows)
-    many = row_tiles * (outputs // 128) >= _FEW_PROGRAMS
-    tile_outputs = 128 if in_parts or (many and tile_rows < 64) else 64
-    programs, splits = row_tiles * (outputs // tile_outputs), 1
-    while in_parts and splits < _MOST_SPLITS and programs * 2 * splits <= _PROGRAMS and 2 * splits <= inputs // BLOCK:
+    blocks = inputs // BLOCK
+    programs, splits = triton.cdiv(rows, tile_rows) * (outputs // _OUTPUTS), 1
+    while in_parts and splits < _MOST_SPLITS and programs * 2 * splits <= _PROGRAMS and 2 * splits <= blocks:
         splits *= 2
-    steps = triton.cdiv(inputs // BLOCK, splits)
-    room = _SHARED_MEMORY_MANY if programs * splits > _PROGRAMS else _SHARED_MEMORY
-    stages = min(room // ((tile_rows + tile_outputs) * BLOCK + 4 * max(tile_rows, 32)), _MOST_STAGES, steps)
-    return Tile(tile_rows, tile_outputs, splits, stages)
+    room = _SHARED_MEMORY // triton.cdiv(programs * splits, _MULTIPROCESSORS)
+    block = (tile_rows + _OUTPUTS) * BLOCK + 4 * max(tile_rows, 32)
+    of_split = triton.cdiv(blocks, splits)
+    for together in (4, 2):
+        stages = min(room // (together * block), _MOST_BLOCKS // together)
+        if stages >= 2 and of_split >= 2 * together:
+            return Tile(tile_rows, _OUTPUTS, splits, together, min(stages, triton.cdiv(of_split, together)))
+    return Tile(tile_rows, _OUTPUTS, splits, 1, min(max(room // block, 2), of_split))
 
 
 def fp8_linear(
@@ -178,8 +203,8 @@ def fp8_linear(
     _fp8_linear[(triton.cdiv(x.rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
         tile_map(x.values, tile.rows, BLOCK), tile_map(weight, tile.outputs, BLOCK),
         row_map(x.scales, max(tile.rows, 32)), x.scales, scales, scales if bias is None else bias, out, x.rows, inputs,
-        outputs, triton.cdiv(inputs // BLOCK, tile.splits),
-        ROWS=tile.rows, OUTPUTS=tile.outputs, STAGES=tile.stages, CHANNELS=len(scales) == outputs,
-        BIAS=bias is not None, num_warps=4, **dependent_launch(weight.device),
+        outputs, triton.cdiv(triton.cdiv(inputs // BLOCK, tile.splits), tile.together),
+        ROWS=tile.rows, OUTPUTS=tile.outputs, STAGES=tile.stages, TOGETHER=tile.together,
+        CHANNELS=len(scales) == outputs, BIAS=bias is not None, num_warps=4, **dependent_launch(weight.device),
     )  # fmt: skip
     return out
