@@ -6,7 +6,12 @@ import pytest
 import torch
 
 import support.kernels.experts
-from minisgl.kernels import dependent_launch_triton, experts_vector_gluon, fp8_experts_vector_gluon
+from minisgl.kernels import (
+    dependent_launch_triton,
+    experts_vector_gluon,
+    fp8_experts_vector_gluon,
+    int4_experts_vector_gluon,
+)
 from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
@@ -17,7 +22,7 @@ from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
 from minisgl.moe.routing import route
 from support.kernels.decode_kernels import assert_close, poisoned_outputs
-from support.kernels.experts import Sizes, by_plain_torch, in_fp8
+from support.kernels.experts import Sizes, by_plain_torch, exact_int4, in_fp8, in_int4
 from support.kernels.sizes import sized
 
 QWEN3_30B = Sizes(2048, 768, 128, 8)
@@ -52,7 +57,7 @@ def test_experts(sizes: Sizes, tokens: int, dtype: torch.dtype) -> None:
     x, gate_up, down = draw(sizes, tokens, dtype)
     experts = choices(sizes, tokens)
     shares = torch.rand(experts.shape, device="cuda").to(dtype)
-    assert fits(x, gate_up) is (tokens <= MAX_TOKENS or dtype is torch.float16)
+    assert fits(x, down) is (tokens <= MAX_TOKENS or dtype is torch.float16)
     ours = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
     check(ours, x, shares, experts, gate_up, down)
 
@@ -150,6 +155,26 @@ def test_experts_in_fp8(name: str, tokens: int, renormalize: bool) -> None:
     with poisoned_outputs():
         ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
     dense = [each.dequantized() for each in stored]
+    expected = by_plain_torch(torch.double, x, shares, experts, *dense)
+    # Plain torch rounds the weights too.
+    assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("group_size", [64, 128])
+@pytest.mark.parametrize("tokens", sized([1, 2, 3, 4, 9, 60, 129, 300, MAX_TOKENS + 50], [1, 3, 60]))
+@pytest.mark.parametrize("name", sized([*FP8_SIZES], ["few experts"]))
+def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: bool) -> None:
+    sizes = FP8_SIZES[name]
+    x, gate_up, down = draw(sizes, tokens, torch.bfloat16)
+    stored = in_int4(gate_up, group_size), in_int4(down, group_size)
+    logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
+    logits = logits.bfloat16()
+    shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
+    assert int4_experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
+    with poisoned_outputs():
+        ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
+    dense = [exact_int4(each) for each in stored]
     expected = by_plain_torch(torch.double, x, shares, experts, *dense)
     # Plain torch rounds the weights too.
     assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))

@@ -3,7 +3,8 @@
 the programs of an expert multiply them with all of its tokens, padded to the size of a tensor-core product.
 
 A pair is a token and one of its experts: pair p is expert choice p % K of token p // K. Weights in FP8 have a scale per
-block of 128 × 128; they become 16 bits in registers, and each product of 128 inputs is scaled in float32.
+block of 128 × 128; they become 16 bits in registers, and each product of 128 inputs is scaled in float32. Weights of 4
+bits are dequantized to 16 bits, piece by piece of 64 outputs and 128 inputs.
 """
 
 import math
@@ -16,6 +17,10 @@ import triton.language as tl
 from minisgl.kernels.activation_triton import silu_times_up
 from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 from minisgl.kernels.fp8_rows import BLOCK as FP8_BLOCK
+from minisgl.kernels.int4_dequantize_triton import load_piece
+from minisgl.kernels.int4_words import INPUTS as INT4_INPUTS
+from minisgl.kernels.int4_words import OUTPUTS as INT4_OUTPUTS
+from minisgl.kernels.int4_words import WORD
 
 MAX_TOKENS = 2048
 """Most tokens: above this, torch's grouped product is faster where it has a kernel."""
@@ -46,23 +51,34 @@ def _some_pairs(pairs, first, count, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _add_product(total, weights, part, scales, start, SCALED: tl.constexpr):
-    """Add to `total` [outputs, rows] the product of `weights` with `part`, inputs from `start` on. `scales`: those of
-    the outputs' block of FP8 weights."""
-    if SCALED:
-        total += tl.dot(weights.to(part.dtype), part) * tl.load(scales + start // SCALED)
+def _first_piece(expert, block, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
+    """Number of the first piece of a block of 64 outputs of an expert whose weights have 4 bits."""
+    return (expert.to(tl.int64) * (OUTPUTS // 64) + block) * (INPUTS // 128)
+
+
+@triton.jit
+def _add_product(total, weight, matrix, part, scales, start, SCALED: tl.constexpr, GROUPS: tl.constexpr):
+    """Add to `total` [outputs, rows] the product of weights with `part`, inputs from `start` on. `matrix`: pointers to
+    the first weights of the outputs, or with GROUPS the number of their first piece in `weight`. `scales`: those of the
+    outputs' block of FP8 weights, or all of weights of 4 bits."""
+    if GROUPS:
+        piece = load_piece(weight, scales, matrix + start // 128, GROUPS)
+        total = tl.dot(piece.to(part.dtype), part, total)
+    elif SCALED:
+        total += tl.dot(tl.load(matrix + start).to(part.dtype), part) * tl.load(scales + start // SCALED)
     else:
-        total = tl.dot(weights, part, total)
+        total = tl.dot(tl.load(matrix + start), part, total)
     return total
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _gate_up(
     x, pairs_of, counts, weight, scales, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time. SCALED: inputs and outputs that
-    share a scale; 0 without scales."""
+    """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time. SCALED: inputs and outputs of FP8
+    weights that share a scale; 0 for others. GROUPS: groups of inputs in a piece of weights of 4 bits; 0 for others."""
     expert = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -74,6 +90,9 @@ def _gate_up(
         block = expert * (2 * WIDTH // SCALED) + tl.program_id(0) * BLOCK_N // SCALED
         gate_scales += block * (INPUTS // SCALED)
         up_scales = gate_scales + WIDTH // SCALED * (INPUTS // SCALED)
+    if GROUPS:
+        gate = _first_piece(expert, tl.program_id(0), 2 * WIDTH, INPUTS)
+        up = gate + WIDTH // 64 * (INPUTS // 128)
     start_next(PDL)
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
@@ -84,8 +103,8 @@ def _gate_up(
         ups = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, INPUTS, BLOCK_K):
             part = tl.load(rows + start, there[None, :], other=0.0)
-            gates = _add_product(gates, tl.load(gate + start), part, gate_scales, start, SCALED)
-            ups = _add_product(ups, tl.load(up + start), part, up_scales, start, SCALED)
+            gates = _add_product(gates, weight, gate, part, gate_scales, start, SCALED, GROUPS)
+            ups = _add_product(ups, weight, up, part, up_scales, start, SCALED, GROUPS)
         value = silu_times_up(gates, ups, out.dtype.element_ty)
         tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
 
@@ -93,7 +112,7 @@ def _gate_up(
 @triton.jit(do_not_specialize=["tokens"])
 def _down(
     x, pairs_of, counts, weight, scales, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of one expert, for ROWS of its pairs at a time."""
     expert = tl.program_id(1)
@@ -104,6 +123,8 @@ def _down(
     if SCALED:
         block = expert * (OUTPUTS // SCALED) + tl.program_id(0) * BLOCK_N // SCALED
         block_scales += block * (WIDTH // SCALED)
+    if GROUPS:
+        matrix = _first_piece(expert, tl.program_id(0), OUTPUTS, WIDTH)
     start_next(PDL)
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
@@ -113,7 +134,7 @@ def _down(
         total = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, WIDTH, BLOCK_K):
             part = tl.load(rows + start, there[None, :], other=0.0)
-            total = _add_product(total, tl.load(matrix + start), part, block_scales, start, SCALED)
+            total = _add_product(total, weight, matrix, part, block_scales, start, SCALED, GROUPS)
         tl.store(out + pair[None, :] * OUTPUTS + n[:, None], total.to(out.dtype.element_ty), there[None, :])
 
 
@@ -149,17 +170,22 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def fits(x: torch.Tensor, gate_up: torch.Tensor) -> bool:
-    """Whether `run_experts_cuda` supports these shapes. Only this file has products with experts in FP8."""
-    hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
-    fp8 = gate_up.dtype == torch.float8_e4m3fn
+def fits(x: torch.Tensor, down: torch.Tensor) -> bool:
+    """Whether `run_experts_cuda` supports these shapes. Only this file has products with experts in FP8 or INT4."""
+    width = _width(down)
+    quantized = down.dtype in (torch.float8_e4m3fn, torch.int32)
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and (0 < len(x) <= MAX_TOKENS or not _torch_has_grouped_product(x))
-        and hidden % 128 == 0
-        and width % (FP8_BLOCK if fp8 else 32) == 0
+        and x.shape[1] % 128 == 0
+        and width % (128 if quantized else 32) == 0
         and x.is_contiguous()
     )
+
+
+def _width(down: torch.Tensor) -> int:
+    """Intermediate size of experts of which these are the weights behind the activation."""
+    return down.shape[2] * WORD // INT4_OUTPUTS if down.dtype == torch.int32 else down.shape[2]
 
 
 def _torch_has_grouped_product(x: torch.Tensor) -> bool:
@@ -169,12 +195,13 @@ def _torch_has_grouped_product(x: torch.Tensor) -> bool:
 
 
 class Scales(NamedTuple):
-    """Scales of experts in FP8, in float32."""
+    """Scales of experts in FP8, in float32, or words with the scales and zero points of experts in INT4, in int32, see
+    `int4_words`."""
 
     gate_up: torch.Tensor
-    """[E, 2 N / 128, hidden / 128]."""
+    """[E, 2 N / 128, hidden / 128], or [E, 2 N / 64, groups of hidden * 64]."""
     down: torch.Tensor
-    """[E, hidden / 128, N / 128]."""
+    """[E, hidden / 128, N / 128], or [E, hidden / 64, groups of N * 64]."""
 
 
 def run_experts_cuda(
@@ -186,18 +213,19 @@ def run_experts_cuda(
     scales: Scales | None = None,
 ) -> torch.Tensor:
     """Compute `run_experts` with SiLU for supported shapes. `weights` and `experts` are contiguous; sums are in
-    float32. `scales`: those of experts in FP8."""
-    tiles = choose_tiles(experts.numel() / len(down), down.shape[2], fp8=scales is not None)
+    float32. `scales`: those of experts in FP8 or INT4, whose `gate_up` and `down` are the words of `int4_words`,
+    [E, 2 N / 64, hidden * 8] and [E, hidden / 64, N * 8]."""
+    tiles = choose_tiles(experts.numel() / len(down), _width(down), quantized=scales is not None)
     return weighted_sum(run_chosen(x, experts, gate_up, down, tiles, scales), weights)
 
 
-def choose_tiles(pairs_per_expert: float, width: int, *, fp8: bool = False) -> Tiles:
+def choose_tiles(pairs_per_expert: float, width: int, *, quantized: bool = False) -> Tiles:
     """Tiles by load, measured with benchmarks/experts.py on Qwen3-30B-A3B. An expert rarely has more than twice the
     average number of pairs."""
     inputs = math.gcd(width, 128)
     outputs = min(inputs, 64)
-    if fp8:
-        # A stage is a block of inputs, as large as one of half of them in 16 bits.
+    if quantized:
+        # A stage is a block or a piece of 128 inputs.
         rows = 16 if pairs_per_expert <= 8 else 32 if pairs_per_expert <= 16 else 64
         return Tiles(rows, 64, FP8_BLOCK, 64, FP8_BLOCK, 3, 4)
     if pairs_per_expert <= 8:
@@ -218,9 +246,16 @@ def run_chosen(
     """Outputs of the pairs, [T * K, hidden]."""
     # A product is scaled as a whole.
     assert scales is None or (tiles.gate_up_inputs <= FP8_BLOCK and tiles.down_inputs <= FP8_BLOCK)
-    scaled = 0 if scales is None else FP8_BLOCK
     tokens, hidden = x.shape
-    num_experts, width, top_k = len(gate_up), gate_up.shape[1] // 2, experts.shape[1]
+    num_experts, width, top_k = len(down), _width(down), experts.shape[1]
+    scaled = gate_up_groups = down_groups = 0
+    if scales is not None and down.dtype == torch.int32:
+        assert tiles.gate_up_outputs == tiles.down_outputs == INT4_OUTPUTS
+        assert tiles.gate_up_inputs == tiles.down_inputs == INT4_INPUTS
+        gate_up_groups = scales.gate_up.shape[2] * INT4_INPUTS // (hidden * INT4_OUTPUTS)
+        down_groups = scales.down.shape[2] * INT4_INPUTS // (width * INT4_OUTPUTS)
+    elif scales is not None:
+        scaled = FP8_BLOCK
     pairs = tokens * top_k
     launch = dependent_launch(x.device)
     pairs_of = torch.empty((num_experts, tokens), dtype=torch.int32, device=x.device)
@@ -230,13 +265,13 @@ def run_chosen(
     _gate_up[(width // tiles.gate_up_outputs, num_experts)](
         x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, inner, tokens, INPUTS=hidden,
         WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs, BLOCK_K=tiles.gate_up_inputs,
-        SCALED=scaled, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        SCALED=scaled, GROUPS=gate_up_groups, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     outer = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // tiles.down_outputs, num_experts)](
         inner, pairs_of, counts, down, down if scales is None else scales.down, outer, tokens, WIDTH=width,
         OUTPUTS=hidden, ROWS=tiles.rows, BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs, SCALED=scaled,
-        num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        GROUPS=down_groups, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     return outer
 

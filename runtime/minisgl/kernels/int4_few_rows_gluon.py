@@ -24,32 +24,13 @@ from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
 
-# Two numbers at a time: 128 + q has q in the lowest bits of a bfloat16; minus 128 + zero point it is exact.
-_UNPACK = gl.constexpr("""{
-.reg .b32 w, t;
-lop3.b32 t, $8, 0x000F000F, 0x43004300, 0xEA;
-sub.rn.bf16x2 t, t, $9;
-mov.b32 {$0, $1}, t;
-shr.u32 w, $8, 4;
-lop3.b32 t, w, 0x000F000F, 0x43004300, 0xEA;
-sub.rn.bf16x2 t, t, $9;
-mov.b32 {$2, $3}, t;
-shr.u32 w, $8, 8;
-lop3.b32 t, w, 0x000F000F, 0x43004300, 0xEA;
-sub.rn.bf16x2 t, t, $9;
-mov.b32 {$4, $5}, t;
-shr.u32 w, $8, 12;
-lop3.b32 t, w, 0x000F000F, 0x43004300, 0xEA;
-sub.rn.bf16x2 t, t, $9;
-mov.b32 {$6, $7}, t;
-}""")
-_PIECE = gl.constexpr(PIECE)
-_OUTPUTS = gl.constexpr(OUTPUTS)
-_EIGHT = gl.constexpr((gl.bfloat16,) * 8)
+# Functions that kernels of another file share name no constants of this module: Triton leaves those out of the names of
+# some of the kernels.
+assert (OUTPUTS, INPUTS, PIECE) == (64, 128, 1024)
 
 
 @gluon.constexpr_function
-def _mma(warps):
+def mma_layout(warps):
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
 
 
@@ -59,7 +40,7 @@ def _log2(n):
 
 
 @gluon.constexpr_function
-def _word_layout(warps, groups):
+def word_layout(warps, groups):
     """Words [groups × warps, 16 outputs, words of a group] as the tensor cores take what is in them."""
     blocks = 4 // groups
     registers = [[0, 0, 4 << i] for i in range(_log2(blocks))] + [[0, 8, 0]]
@@ -71,7 +52,7 @@ def _word_layout(warps, groups):
 
 
 @gluon.constexpr_function
-def _memory_layout(warps):
+def memory_layout(warps):
     """Words [warps, 2 × 8 outputs, 128] as they are read: 16 bytes of each thread follow those of the one before."""
     return gl.BlockedLayout([1, 2, 4], [1, 1, 32], [warps, 1, 1], [2, 1, 0])
 
@@ -85,27 +66,29 @@ def _row_layout(warps):
 
 
 @gluon.jit
-def _words(words, eights, first, end, STEPS: gl.constexpr, WARPS: gl.constexpr, EVEN: gl.constexpr):
+def load_words(words, eights, first, end, STEPS: gl.constexpr, WARPS: gl.constexpr, EVEN: gl.constexpr):
     """Load a step of each warp, 128 inputs of 2 × 8 outputs: [warps, 2, 128 words]."""
-    layout: gl.constexpr = _memory_layout(WARPS)
+    layout: gl.constexpr = memory_layout(WARPS)
     step = first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
     if not EVEN:
         # Behind the end the scales are 0.
         step = gl.minimum(step, end - 1)
-    place = (eights // 8 * STEPS * _PIECE + eights % 8 * 128)[None, :] + (step * _PIECE)[:, None]
+    place = (eights // 8 * STEPS * 1024 + eights % 8 * 128)[None, :] + (step * 1024)[:, None]
     word = gl.arange(0, 128, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
     at = gl.expand_dims(place, 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
     return gl.load(words + at, cache_modifier=".cg")
 
 
 @gluon.jit
-def _scales(scales, n, first, end, STEPS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr, EVEN: gl.constexpr):
+def load_scales(
+    scales, n, first, end, STEPS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr, EVEN: gl.constexpr
+):  # fmt: skip
     """Load the scales of outputs `n`, for a step of each warp: [groups × warps, 16]."""
-    layout: gl.constexpr = gl.SliceLayout(2, _word_layout(WARPS, GROUPS))
+    layout: gl.constexpr = gl.SliceLayout(2, word_layout(WARPS, GROUPS))
     batch = gl.arange(0, GROUPS * WARPS, layout=gl.SliceLayout(1, layout))
     step = first + batch % WARPS
-    of_output = n // _OUTPUTS * (STEPS * GROUPS * _OUTPUTS) + n % _OUTPUTS
-    at = scales + (((step * GROUPS + batch // WARPS) * _OUTPUTS)[:, None] + of_output[None, :])
+    of_output = n // 64 * (STEPS * GROUPS * 64) + n % 64
+    at = scales + (((step * GROUPS + batch // WARPS) * 64)[:, None] + of_output[None, :])
     if EVEN:
         return gl.load(at)
     else:
@@ -113,41 +96,77 @@ def _scales(scales, n, first, end, STEPS: gl.constexpr, WARPS: gl.constexpr, GRO
 
 
 @gluon.jit
-def _unpacked(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr):
+def unpack(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr):
     """Words [warps, 2, 128] to bfloat16 [groups × warps, 16, inputs of a group]."""
-    layout: gl.constexpr = _word_layout(WARPS, GROUPS)
+    layout: gl.constexpr = word_layout(WARPS, GROUPS)
     BLOCKS: gl.constexpr = 4 // GROUPS
     # [warp, 8 outputs of 16, output of 8, thread of 4, group, 32 inputs]
     words = gl.permute(gl.reshape(words, [WARPS, 2, 8, 4, GROUPS, BLOCKS]), [4, 0, 1, 2, 5, 3])
     words = gl.convert_layout(gl.reshape(words, [GROUPS * WARPS, 16, BLOCKS * 4]), layout, assert_trivial=True)
+    # Two numbers at a time: 128 + q has q in the lowest bits of a bfloat16; minus 128 + zero point it is exact.
     e0, e1, e2, e3, e4, e5, e6, e7 = gl.inline_asm_elementwise(
-        _UNPACK, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [words, zero], dtype=_EIGHT, is_pure=True, pack=1
+        """
+        {
+            .reg .b32 w, t;
+            lop3.b32 t, $8, 0x000F000F, 0x43004300, 0xEA;
+            sub.rn.bf16x2 t, t, $9;
+            mov.b32 {$0, $1}, t;
+            shr.u32 w, $8, 4;
+            lop3.b32 t, w, 0x000F000F, 0x43004300, 0xEA;
+            sub.rn.bf16x2 t, t, $9;
+            mov.b32 {$2, $3}, t;
+            shr.u32 w, $8, 8;
+            lop3.b32 t, w, 0x000F000F, 0x43004300, 0xEA;
+            sub.rn.bf16x2 t, t, $9;
+            mov.b32 {$4, $5}, t;
+            shr.u32 w, $8, 12;
+            lop3.b32 t, w, 0x000F000F, 0x43004300, 0xEA;
+            sub.rn.bf16x2 t, t, $9;
+            mov.b32 {$6, $7}, t;
+        }
+        """,
+        "=h,=h,=h,=h,=h,=h,=h,=h,r,r",
+        [words, zero],
+        dtype=(gl.bfloat16,) * 8,
+        is_pure=True,
+        pack=1,
     )
     pairs = gl.join(gl.join(gl.join(e0, e1), gl.join(e2, e3)), gl.join(gl.join(e4, e5), gl.join(e6, e7)))
     # [.., outputs, 32 inputs, thread of 4, bit 0 of the input, bit 3, bit 4]
     pairs = gl.permute(gl.reshape(pairs, [GROUPS * WARPS, 16, BLOCKS, 4, 2, 2, 2]), [0, 1, 2, 6, 5, 3, 4])
     pairs = gl.reshape(pairs, [GROUPS * WARPS, 16, 32 * BLOCKS])
-    return gl.convert_layout(pairs, gl.DotOperandLayout(0, _mma(WARPS), 2), assert_trivial=True)
+    return gl.convert_layout(pairs, gl.DotOperandLayout(0, mma_layout(WARPS), 2), assert_trivial=True)
 
 
 @gluon.jit
-def _multiply(total, words, scale, x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
-    """`total` + a step's products [groups × warps, 16 outputs, rows]."""
-    layout: gl.constexpr = _mma(WARPS)
+def add_product(total, words, scale, share, x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
+    """`total` + a step's products [groups × warps, 16 outputs, rows] times `share`."""
+    layout: gl.constexpr = mma_layout(WARPS)
     zero = ((scale & 15) | 0x4300) * 0x10001
-    weights = _unpacked(words, gl.expand_dims(zero, 2), WARPS, GROUPS)
+    weights = unpack(words, gl.expand_dims(zero, 2), WARPS, GROUPS)
     none = gl.zeros([GROUPS * WARPS, 16, ROWS], gl.float32, layout=layout)
-    factor = (scale & -16).to(gl.float32, bitcast=True)
+    factor = (scale & -16).to(gl.float32, bitcast=True) * share
     factor = gl.convert_layout(factor, gl.SliceLayout(2, layout), assert_trivial=True)
     return total + mma_v2(weights, x, none) * gl.expand_dims(factor, 2)
 
 
 @gluon.jit
-def _one_row(x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
+def store_row(ring, x, first, end, TURNS: gl.constexpr, WARPS: gl.constexpr):
+    """Copy a row of x, its steps from `first` to `end`, to shared memory: [turns, warps, 128]."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
+    k = (first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout)))[:, None] * 128
+    k = k + gl.arange(0, 128, layout=gl.SliceLayout(0, layout))[None, :]
+    for i in gl.static_range(TURNS):
+        at = k + i * WARPS * 128
+        ring.index(i).store(gl.load(x + at, at < end * 128, other=0.0))
+
+
+@gluon.jit
+def row_of_step(x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
     """Load a step of each warp from shared memory [warps, 128]: [groups × warps, inputs of a group, rows], in which all
     rows are the same."""
     GROUP: gl.constexpr = 128 // GROUPS
-    layout: gl.constexpr = gl.DotOperandLayout(1, _mma(WARPS), 2)
+    layout: gl.constexpr = gl.DotOperandLayout(1, mma_layout(WARPS), 2)
     part = gl.permute(gl.reshape(x.load(_row_layout(WARPS)), [WARPS, GROUPS, GROUP]), [1, 0, 2])
     part = gl.reshape(part, [GROUPS * WARPS, GROUP])
     part = gl.expand_dims(gl.convert_layout(part, gl.SliceLayout(2, layout), assert_trivial=True), 2)
@@ -163,7 +182,7 @@ def _rows(
 ):  # fmt: skip
     """Load a step of each warp from memory: [groups × warps, inputs of a group, rows]."""
     GROUP: gl.constexpr = 128 // GROUPS
-    layout: gl.constexpr = gl.DotOperandLayout(1, _mma(WARPS), 2)
+    layout: gl.constexpr = gl.DotOperandLayout(1, mma_layout(WARPS), 2)
     by_row: gl.constexpr = gl.SliceLayout(2, layout)
     batch = gl.arange(0, GROUPS * WARPS, layout=gl.SliceLayout(1, by_row))
     k = gl.arange(0, GROUP, layout=gl.SliceLayout(0, by_row))
@@ -175,6 +194,14 @@ def _rows(
     row = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))), rows - 1)
     row = gl.expand_dims(gl.expand_dims(row * INPUTS, 0), 1)
     return gl.load(x + (gl.expand_dims(at, 2) + row))
+
+
+@gluon.jit
+def silu_times_up(value, dtype: gl.constexpr):
+    """SiLU of the first 8 outputs times the other 8 of [16, rows], rounded where separate operations would round."""
+    gate, up = gl.split(gl.permute(gl.reshape(value, [2, 8, value.shape[1]]), [1, 2, 0]))
+    gate = gate.to(dtype).to(gl.float32)
+    return (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
 
 
 @gluon.jit(do_not_specialize=["outputs", "rows"])
@@ -191,15 +218,15 @@ def _few_rows(
     EACH: gl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     TURNS: gl.constexpr = (EACH + WARPS - 1) // WARPS
     EVEN: gl.constexpr = STEPS == SPLITS * TURNS * WARPS
-    layout: gl.constexpr = _mma(WARPS)
-    word_layout: gl.constexpr = _word_layout(WARPS, GROUPS)
+    layout: gl.constexpr = mma_layout(WARPS)
+    words_layout: gl.constexpr = word_layout(WARPS, GROUPS)
     tile = gl.program_id(0)
     split = gl.program_id(1)
     first = split * EACH
     end = gl.minimum(first + EACH, STEPS)
     # 8 outputs of the tensor cores' 16, then the others.
-    half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, _memory_layout(WARPS))))
-    n = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, word_layout)))
+    half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, memory_layout(WARPS))))
+    n = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, words_layout)))
     if GATED:
         half = tile + half * (outputs // 8)
         n = tile * 8 + n % 8 + n // 8 * outputs
@@ -209,11 +236,8 @@ def _few_rows(
     tiles = ()
     factors = ()
     for i in gl.static_range(min(TURNS, AHEAD)):
-        tiles = tiles + (_words(words, half, first + i * WARPS, end, STEPS, WARPS, EVEN),)
-        factors = factors + (_scales(scales, n, first + i * WARPS, end, STEPS, WARPS, GROUPS, EVEN),)
-    row_layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
-    k = (first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, row_layout)))[:, None] * 128
-    k = k + gl.arange(0, 128, layout=gl.SliceLayout(0, row_layout))[None, :]
+        tiles = tiles + (load_words(words, half, first + i * WARPS, end, STEPS, WARPS, EVEN),)
+        factors = factors + (load_scales(scales, n, first + i * WARPS, end, STEPS, WARPS, GROUPS, EVEN),)
     start_next(PDL)
     wait_for_previous(PDL)
 
@@ -221,19 +245,17 @@ def _few_rows(
         x.dtype.element_ty, [TURNS, WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     )
     if SINGLE:
-        for i in gl.static_range(TURNS):
-            at = k + i * WARPS * 128
-            ring.index(i).store(gl.load(x + at, at < end * 128, other=0.0))
+        store_row(ring, x, first, end, TURNS, WARPS)
     total = gl.zeros([GROUPS * WARPS, 16, ROWS], gl.float32, layout=layout)
     for i in gl.static_range(TURNS):
         if SINGLE:
-            part = _one_row(ring.index(i), WARPS, GROUPS, ROWS)
+            part = row_of_step(ring.index(i), WARPS, GROUPS, ROWS)
         else:
             part = _rows(x, rows, first + i * WARPS, end, INPUTS, WARPS, GROUPS, ROWS, EVEN)
-        total = _multiply(total, tiles[i], factors[i], part, WARPS, GROUPS, ROWS)
+        total = add_product(total, tiles[i], factors[i], 1.0, part, WARPS, GROUPS, ROWS)
         if i + AHEAD < TURNS:
-            tiles = tiles + (_words(words, half, first + (i + AHEAD) * WARPS, end, STEPS, WARPS, EVEN),)
-            factors = factors + (_scales(scales, n, first + (i + AHEAD) * WARPS, end, STEPS, WARPS, GROUPS, EVEN),)
+            tiles = tiles + (load_words(words, half, first + (i + AHEAD) * WARPS, end, STEPS, WARPS, EVEN),)
+            factors = factors + (load_scales(scales, n, first + (i + AHEAD) * WARPS, end, STEPS, WARPS, GROUPS, EVEN),)
 
     value = gl.sum(total, 0)
     if BIAS:
@@ -241,10 +263,7 @@ def _few_rows(
         value += gl.expand_dims(shift.to(gl.float32), 1)
     dtype: gl.constexpr = out.dtype.element_ty
     if GATED:
-        gate, up = gl.split(gl.permute(gl.reshape(value, [2, 8, ROWS]), [1, 2, 0]))
-        # Rounded where separate operations would round.
-        gate = gate.to(dtype).to(gl.float32)
-        value = (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
+        value = silu_times_up(value, dtype)
     OUTPUTS: gl.constexpr = 8 if GATED else 16
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, value.type.layout))
     column = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, value.type.layout))

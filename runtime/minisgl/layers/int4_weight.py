@@ -11,24 +11,27 @@ from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, dequantize_words
 
 
 class Int4Weight(NamedTuple):
-    """W [out, in] in groups of inputs that share a scale and a zero point; see `kernels/int4_words.py`."""
+    """W [out, in], or that of each expert [experts, out, in], in groups of inputs that share a scale and a zero point;
+    see `kernels/int4_words.py`."""
 
     words: torch.Tensor
-    """[out / 64, in * 8] int32."""
+    """[…, out / 64, in * 8] int32."""
     scales: torch.Tensor
-    """[out / 64, groups * 64] int32."""
+    """[…, out / 64, groups * 64] int32."""
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.words) * OUTPUTS, self.words.shape[1] // PIECE * INPUTS))
+        *experts, blocks, words = self.words.shape
+        return torch.Size((*experts, blocks * OUTPUTS, words // PIECE * INPUTS))
 
     def dequantized(self) -> torch.Tensor:
-        """[out, in] in bfloat16."""
-        if self.words.is_cuda:
+        """[…, out, in] in bfloat16."""
+        words, scales = self.words.flatten(0, -2), self.scales.flatten(0, -2)
+        if words.is_cuda:
             from minisgl.kernels.int4_dequantize_triton import dequantize_words_cuda
 
-            return dequantize_words_cuda(self.words, self.scales)
-        return dequantize_words(self.words, self.scales)
+            return dequantize_words_cuda(words, scales).view(self.shape)
+        return dequantize_words(words, scales).view(self.shape)
 
 
 def int4_product(

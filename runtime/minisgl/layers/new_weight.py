@@ -38,7 +38,7 @@ def new_weight(
             parameters.new(blocks, shape[1] * OUTPUTS // WORD, dtype=torch.int32),
             parameters.new(blocks, shape[1] // kept.group_size * OUTPUTS, dtype=torch.int32),
         )
-        _declare_int4(parameters, packed, projections, in_features, columns)
+        declare_int4(parameters, packed, projections, in_features, columns)
         parameters.weights_by_type["int4"] += shape[0] * shape[1]
         return packed
     if kept is not None:
@@ -106,6 +106,16 @@ def declare_blocks(
         )
 
 
+def declare_int4(
+    parameters: Parameters, weight: Int4Weight, projections: Sequence[Projection], in_features: int, columns: slice
+) -> None:
+    """The same for a weight in INT4."""
+    for (name, out_features, rows), part in _stacked(projections):
+        blocks = slice(part.start // OUTPUTS, part.stop // OUTPUTS)
+        shape = out_features, in_features
+        parameters.add_quantized(name, shape, weight.words[blocks], weight.scales[blocks], rows, columns)
+
+
 def _declare_channels(
     parameters: Parameters, weight: Fp8Weight, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> None:
@@ -117,15 +127,6 @@ def _declare_channels(
         else:
             parameters.add_source(f"{name}.weight", shape, values, rows, columns, dtypes=("F8_E4M3",))
             parameters.add_source(f"{name}.weight_scale", (out_features, 1), scales, rows)
-
-
-def _declare_int4(
-    parameters: Parameters, weight: Int4Weight, projections: Sequence[Projection], in_features: int, columns: slice
-) -> None:
-    for (name, out_features, rows), part in _stacked(projections):
-        blocks = slice(part.start // OUTPUTS, part.stop // OUTPUTS)
-        shape = out_features, in_features
-        parameters.add_quantized(name, shape, weight.words[blocks], weight.scales[blocks], rows, columns)
 
 
 def _stacked(projections: Sequence[Projection]) -> Iterator[tuple[Projection, slice]]:

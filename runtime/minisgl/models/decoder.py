@@ -117,7 +117,7 @@ class SparseFeedForward:
             hidden,
             size,
             part,
-            keep_fp8=self._activation is silu_and_mul,
+            keep=self._activation is silu_and_mul,
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,28 +11,30 @@ import torch.nn.functional as F
 
 from minisgl.layers.activation import GatedActivation, silu_and_mul
 from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.int4_weight import Int4Weight
+from minisgl.layers.new_weight import Weight
 
 
 def run_experts(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    gate_up: torch.Tensor | Fp8Weight,
-    down: torch.Tensor | Fp8Weight,
+    gate_up: Weight,
+    down: Weight,
     activation: GatedActivation,
 ) -> torch.Tensor:
     """x [T, H], weights and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
 
-    With experts in FP8, whose inputs are not quantized, the activation is SiLU. The order of sums is fixed on every
-    device. On CUDA all shapes follow from T and nothing waits for the device, so the call can be captured in a graph,
-    except where a GPU has no kernel for torch's grouped product.
+    With experts in FP8 or INT4, whose inputs are not quantized, the activation is SiLU. The order of sums is fixed on
+    every device. On CUDA all shapes follow from T and nothing waits for the device, so the call can be captured in a
+    graph, except where a GPU has no kernel for torch's grouped product.
     """
-    if isinstance(gate_up, Fp8Weight) or isinstance(down, Fp8Weight):
-        return _run_fp8_experts(x, weights, experts, gate_up, down, activation)
+    if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
+        return _run_quantized_experts(x, weights, experts, gate_up, down, activation)
     if x.is_cuda:
         from minisgl.kernels.experts_triton import fits, run_experts_cuda, weighted_sum
 
-        if activation is silu_and_mul and fits(x, gate_up):
+        if activation is silu_and_mul and fits(x, down):
             return run_experts_cuda(x, weights, experts, gate_up, down)
         if x.dtype == torch.bfloat16:
             chosen, places = experts_grouped(x, experts, gate_up, down, activation)
@@ -43,27 +45,32 @@ def run_experts(
     return (chosen * weights.unsqueeze(-1)).sum(dim=1)
 
 
-def _run_fp8_experts(
+def _run_quantized_experts(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    gate_up: torch.Tensor | Fp8Weight,
-    down: torch.Tensor | Fp8Weight,
+    gate_up: Weight,
+    down: Weight,
     activation: GatedActivation,
 ) -> torch.Tensor:
-    assert isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight) and activation is silu_and_mul
-    if not x.is_cuda:
-        dense = gate_up.dequantized().to(x.dtype), down.dequantized().to(x.dtype)
-        return run_experts(x, weights, experts, *dense, activation)
-    from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
-    from minisgl.kernels.experts_triton import Scales, fits, run_experts_cuda
+    assert not isinstance(gate_up, torch.Tensor) and not isinstance(down, torch.Tensor)
+    assert activation is silu_and_mul
+    if x.is_cuda:
+        from minisgl.kernels.experts_triton import Scales, fits, run_experts_cuda
 
-    if fits(x, gate_up.values):
-        scales = Scales(gate_up.scales, down.scales)
-        return run_experts_cuda(x, weights, experts, gate_up.values, down.values, scales)
+        (gate_ups, gate_up_scales), (downs, down_scales) = gate_up, down
+        if fits(x, downs):
+            return run_experts_cuda(x, weights, experts, gate_ups, downs, Scales(gate_up_scales, down_scales))
     # With many tokens, the products take longer than this pass.
-    dense = dequantize_blocks(*gate_up, x.dtype), dequantize_blocks(*down, x.dtype)
-    return run_experts(x, weights, experts, *dense, activation)
+    return run_experts(x, weights, experts, _dense(gate_up, x.dtype), _dense(down, x.dtype), activation)
+
+
+def _dense(weight: Fp8Weight | Int4Weight, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(weight, Fp8Weight) and weight.values.is_cuda:
+        from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
+
+        return dequantize_blocks(*weight, dtype)
+    return weight.dequantized().to(dtype)
 
 
 def experts_one_by_one(

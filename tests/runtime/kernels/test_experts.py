@@ -34,11 +34,28 @@ def test_tiles_fit_into_shared_memory(pairs_per_expert: int, width: int, archite
 @pytest.mark.parametrize("width", [768, 128])
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
 def test_tiles_of_experts_in_fp8_fit_into_shared_memory(pairs_per_expert: int, width: int) -> None:
-    compile_kernels(choose_tiles(pairs_per_expert, width, fp8=True), width, 90, 227 << 10, fp8=True)
+    types = {"weight": "*fp8e4nv", "scales": "*fp32"}
+    compile_kernels(choose_tiles(pairs_per_expert, width, quantized=True), width, 90, 227 << 10, types, scaled=128)
 
 
-def compile_kernels(tiles: Tiles, width: int, architecture: int, shared_memory: int, *, fp8: bool = False) -> None:
-    common = {"WIDTH": width, "ROWS": tiles.rows, "SCALED": 128 if fp8 else 0, "PDL": architecture >= 90}
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("pairs_per_expert", [8, 16, 32])
+def test_tiles_of_experts_in_int4_fit_into_shared_memory(pairs_per_expert: int, groups: int) -> None:
+    types = {"weight": "*i32", "scales": "*i32"}
+    compile_kernels(choose_tiles(pairs_per_expert, 768, quantized=True), 768, 90, 227 << 10, types, groups=groups)
+
+
+def compile_kernels(
+    tiles: Tiles,
+    width: int,
+    architecture: int,
+    shared_memory: int,
+    weight_types: dict[str, str] | None = None,
+    *,
+    scaled: int = 0,
+    groups: int = 0,
+) -> None:
+    common = {"WIDTH": width, "ROWS": tiles.rows, "SCALED": scaled, "GROUPS": groups, "PDL": architecture >= 90}
     for kernel, sizes in (
         (
             experts_triton._gate_up,
@@ -48,7 +65,7 @@ def compile_kernels(tiles: Tiles, width: int, architecture: int, shared_memory: 
     ):
         constants = common | sizes
         types = dict.fromkeys(("x", "weight", "scales", "out"), "*bf16") | {"tokens": "i32"}
-        types |= {"weight": "*fp8e4nv", "scales": "*fp32"} if fp8 else {}
+        types |= weight_types or {}
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         # What is copied ahead takes the memory.
         pointers = ("x", "pairs_of", "counts", "weight", "out")

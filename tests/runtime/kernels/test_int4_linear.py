@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.rehearsal import rehearse
+from minisgl.kernels import int4_experts_vector_gluon
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch
 from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, _few_rows
@@ -47,6 +48,19 @@ def test_a_model_with_weights_of_4_bits_launches_their_kernels() -> None:
     assert {"_few_rows", "_int4_batch", "_dequantize"} <= kernels
 
 
+def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
+    config = ModelConfig.parse({**BUILTIN_CONFIGS["qwen3-30b-a3b"], "num_hidden_layers": 2}, quantization="int4")
+    # Four ranks would cut pieces of 128 inputs, so their experts have 16 bits.
+    for ranks, kept in ((1, True), (2, True), (4, False)):
+        launches = Launches()
+        with launches.recorded(Architecture.parse("9.0a")):
+            rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
+        files = {name.split(".")[-2] for name, _ in launches.keys}
+        assert ("int4_experts_vector_gluon" in files) is kept
+        assert ("experts_vector_gluon" in files) is not kept
+        assert "experts_triton" in files
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("rows", "name"), [(16, "gate_up"), (64, "qkv"), (256, "down")])
 def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups: int) -> None:
@@ -75,6 +89,18 @@ def test_the_kernel_for_few_rows_compiles_for_hopper(rows: int, inputs: int, gat
     constants = {"INPUTS": inputs, "SPLITS": 1, "GROUPS": groups, "ROWS": 8, "AHEAD": tile.ahead}
     constants |= {"SINGLE": rows == 1, "GATED": gated, "BIAS": True, "PDL": True}
     assert compiled(_few_rows, types, constants, default="i32", options={"num_warps": tile.warps}).asm["cubin"]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("width", [768, 384])
+def test_the_kernels_for_experts_compile_for_hopper(width: int, groups: int) -> None:
+    types = dict.fromkeys(("x", "logits", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32")
+    sizes = {"HIDDEN": 2048, "WIDTH": width, "EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "GROUPS": groups, "PDL": True}
+    for kernel, warps, more in (
+        (int4_experts_vector_gluon._gate_up, int4_experts_vector_gluon._GATE_UP_WARPS, {}),
+        (int4_experts_vector_gluon._down, int4_experts_vector_gluon._DOWN_WARPS, {"RENORMALIZE": False}),
+    ):
+        assert compiled(kernel, types, sizes | more, options={"num_warps": warps}).asm["cubin"]
 
 
 def test_dequantized_weights_are_bitwise_those_of_torch() -> None:

@@ -189,12 +189,13 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             experts_triton._gate_up,
             EXPERTS,
             {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
-            | {"SCALED": 0, "PDL": True},
+            | {"SCALED": 0, "GROUPS": 0, "PDL": True},
         ),
         (
             experts_triton._down,
             EXPERTS,
-            {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32, "SCALED": 0, "PDL": True},
+            {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32}
+            | {"SCALED": 0, "GROUPS": 0, "PDL": True},
         ),
         *(
             (experts_triton._weighted_sum, EXPERTS, {"TOP_K": 8, "PLACED": placed, "BLOCK": 1024, "PDL": True})

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 
 from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
+from minisgl.kernels.int4_words import pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.int4_weight import Int4Weight
 from minisgl.moe.experts import experts_one_by_one
 
 
@@ -39,6 +41,27 @@ def in_fp8(weight: torch.Tensor) -> Fp8Weight:
     values = (blocks / scales[:, :, None, :, None]).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     factors = 1 + torch.arange(scales.numel(), device=weight.device).view(scales.shape) % 7
     return Fp8Weight(values.view(weight.shape), scales * factors)
+
+
+def in_int4(weight: torch.Tensor, group_size: int) -> Int4Weight:
+    """[experts, out, in] in groups of inputs with scales and zero points."""
+    experts, outputs, inputs = weight.shape
+    groups = weight.float().view(experts * outputs, inputs // group_size, group_size)
+    lowest, highest = groups.aminmax(dim=2)
+    scales = ((highest - lowest) / 15).bfloat16().float()
+    zeros = (-lowest / scales).round().clamp(0, 15)
+    numbers = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
+    words, packed = pack_words(numbers.int().flatten(1)), pack_scales(scales, zeros.int())
+    return Int4Weight(words.unflatten(0, (experts, -1)), packed.unflatten(0, (experts, -1)))
+
+
+def exact_int4(weight: Int4Weight) -> torch.Tensor:
+    """[experts, out, in] in float32."""
+    numbers = unpack_words(weight.words.flatten(0, 1))
+    scales, zeros = unpack_scales(weight.scales.flatten(0, 1))
+    groups = numbers.unflatten(1, (scales.shape[1], -1)) - zeros[..., None]
+    exact: torch.Tensor = (groups * scales[..., None]).view(weight.shape)
+    return exact
 
 
 def choices(sizes: Sizes, tokens: int) -> torch.Tensor:

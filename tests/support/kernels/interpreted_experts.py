@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from support.kernels.experts import Sizes, by_plain_torch, choices, draw, in_fp8
+from support.kernels.experts import Sizes, by_plain_torch, choices, draw, exact_int4, in_fp8, in_int4
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
@@ -21,6 +21,8 @@ class Case(NamedTuple):
     """All tokens choose the same experts."""
     fp8: bool = False
     """Weights are in FP8 blocks."""
+    int4: int = 0
+    """Weights have 4 bits, in groups of so many inputs."""
 
 
 DEFAULT = Case(1).sizes
@@ -36,6 +38,9 @@ CASES = {
     "one token, FP8": Case(1, IN_BLOCKS, fp8=True),
     "more tokens of an expert than a tile has, FP8": Case(40, IN_BLOCKS, crowded=True, fp8=True),
     "tiles of 32 tokens, FP8": Case(40, IN_BLOCKS._replace(experts=6), fp8=True),
+    "one token, INT4": Case(1, IN_BLOCKS, int4=128),
+    "more tokens of an expert than a tile has, INT4": Case(40, IN_BLOCKS, crowded=True, int4=128),
+    "groups of 64, INT4": Case(40, IN_BLOCKS._replace(experts=6), int4=64),
 }
 
 
@@ -50,12 +55,18 @@ def error(case: Case) -> float:
     shares = torch.rand(experts.shape, generator=torch.Generator().manual_seed(0)).half()
     if case.fp8:
         fp8_gate_up, fp8_down = in_fp8(gate_up), in_fp8(down)
-        assert fits(x, fp8_gate_up.values)
+        assert fits(x, fp8_down.values)
         scales = Scales(fp8_gate_up.scales, fp8_down.scales)
         ours = run_experts_cuda(x, shares, experts, fp8_gate_up.values, fp8_down.values, scales)
         gate_up, down = fp8_gate_up.dequantized(), fp8_down.dequantized()
+    elif case.int4:
+        int4_gate_up, int4_down = in_int4(gate_up, case.int4), in_int4(down, case.int4)
+        assert fits(x, int4_down.words)
+        scales = Scales(int4_gate_up.scales, int4_down.scales)
+        ours = run_experts_cuda(x, shares, experts, int4_gate_up.words, int4_down.words, scales)
+        gate_up, down = exact_int4(int4_gate_up), exact_int4(int4_down)
     else:
-        assert fits(x, gate_up)
+        assert fits(x, down)
         ours = run_experts_cuda(x, shares, experts, gate_up, down)
     exact = by_plain_torch(torch.double, x, shares, experts, gate_up, down)
     return float((ours.double() - exact).norm()) / float(exact.norm())

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.cli.main import main
 from minisgl.config import EngineConfig
 from minisgl.engine import rehearsal
@@ -146,11 +147,12 @@ def _names(order: int) -> dict[str, str]:
     return {f"{kernel.fn.__module__}.{kernel.fn.__qualname__}": kernel.cache_key for kernel in _kernels[::order]}
 
 
-@pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])
-def test_the_name_of_a_kernel_does_not_depend_on_earlier_compilations(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("quantization", [None, "fp8-block", "int4"])
+def test_the_name_of_a_kernel_does_not_depend_on_earlier_compilations(model: str, quantization: str | None) -> None:
     """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
     _kernels.clear()
-    config = ModelConfig.read(write_tiny_checkpoint(tmp_path, arch, hidden=256, heads=2, kv_heads=2, head_dim=128))
+    config = ModelConfig.parse({**BUILTIN_CONFIGS[model], "num_hidden_layers": 2}, quantization=quantization)
     launches = Launches()
     with launches.recorded(HOPPER):
         rehearse(config, FEW_ROWS)
