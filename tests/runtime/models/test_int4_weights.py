@@ -39,6 +39,7 @@ def write(folder: Path, arch: str, name: str | None) -> Path:
         heads=4,
         kv_heads=4,
         head_dim=64,
+        expert_intermediate=256,
     )
 
 
@@ -92,6 +93,27 @@ def test_logits_are_those_of_the_dequantized_weights(
     for ours in run_ranks(size, tmp_path, logits):
         # Scales and weights are rounded to bfloat16.
         assert (ours - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_experts_have_the_dequantized_weights_rounded_once(
+    name: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write(tmp_path, "qwen3-moe", name)
+
+    def weights(parallel: TensorParallel) -> list[torch.Tensor]:
+        experts = load(checkpoint, parallel).layers[1].feed_forward.experts
+        kept = [each.dequantized() for each in experts if isinstance(each, Int4Weight)]
+        return kept or [each.to(torch.bfloat16) for each in experts]
+
+    keep(monkeypatch, on=False)
+    expected = run_ranks(size, tmp_path, weights)
+    keep(monkeypatch, on=True)
+    assert isinstance(load(checkpoint).layers[0].feed_forward.experts.gate_up, Int4Weight)
+    for ours, exact in zip(run_ranks(size, tmp_path, weights), expected, strict=True):
+        assert [each.shape for each in ours] == [(8, 512 // size, 256), (8, 256, 256 // size)]
+        assert all(torch.equal(*pair) for pair in zip(ours, exact, strict=True))
 
 
 def test_a_weight_takes_half_a_byte_and_its_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
