@@ -42,6 +42,10 @@ _LONGEST_WAIT: Final = 2.0
 _LONGEST_RETRY_AFTER: Final = 5.0
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=15, sock_connect=5)
 _MAX_RESPONSE: Final = 64 * 2**20
+_BUSY_SECONDS: Final = 0.1
+# One request that waits for a webhook does not make the server a busy one.
+_LONGEST_COUNTED: Final = 0.5
+_AVERAGED: Final = 16
 _WATCH_SECONDS: Final = 300
 # Bookmarks come every minute, unless no object of the kind has changed since the API server started.
 _WATCH_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=90)
@@ -108,12 +112,18 @@ class Client:
         self._api = ApiClient(connection)
         self._api.user_agent = MANAGER
         self._on_response = on_response
+        self._latency = 0.0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._api.close()
+
+    @property
+    def server_is_busy(self) -> bool:
+        """True if the last requests took the API server long. Sending more at a time would make everyone wait."""
+        return self._latency > _BUSY_SECONDS
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Manifest | None:
         """The object; None if it does not exist."""
@@ -275,7 +285,12 @@ class Client:
     async def _once(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Manifest | None, content_type: str
     ) -> Manifest:
-        response = await self._open(method, path, query, body, content_type, _TIMEOUT)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            response = await self._open(method, path, query, body, content_type, _TIMEOUT)
+        finally:
+            self._latency += (min(clock() - began, _LONGEST_COUNTED) - self._latency) / _AVERAGED
         try:
             raw = await _read(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

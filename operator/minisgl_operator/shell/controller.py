@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping
@@ -32,6 +33,7 @@ from minisgl_operator.shell.workqueue import WorkQueue
 
 _log = logging.getLogger(__name__)
 
+# Most of them are for edited models, or in place of those that wait for something slow.
 _WORKERS: Final = 16
 _RECONCILE_TIMEOUT: Final = 60.0
 _PERMISSIONS_SECONDS: Final = 10.0
@@ -63,7 +65,7 @@ class Controller:
         self._is_leader = is_leader
         self._on_restart = on_restart
         self.store = Store()
-        self.queue: WorkQueue[ModelKey] = WorkQueue()
+        self.queue: WorkQueue[ModelKey] = WorkQueue(lambda: client.server_is_busy)
         self._prober = Prober(
             *(self.store, self.queue.add, counts, config.probe_seconds, address),
             on_request=lambda key: self.queue.add(key, urgent=True),
@@ -246,6 +248,7 @@ class Controller:
             self._resync_due.clear()
             await self._list_everything()
             self._context.applier.forget()
+            gc.collect()
 
     async def _list_everything(self) -> bool:
         """Make the store equal to the API server's lists and queue every model; False when a list failed.

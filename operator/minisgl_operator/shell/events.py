@@ -45,6 +45,7 @@ class Recorder:
         self._unsent = 0
         # By uid of the model, the time at which all its events would have been recorded at the steady rate.
         self._free: dict[str, float] = {}
+        # In the order of their last Events.
         self._series: dict[tuple[str, ModelEvent], _Series] = {}
 
     @property
@@ -77,13 +78,15 @@ class Recorder:
     async def _send(self, model: Manifest, event: ModelEvent) -> None:
         now = asyncio.get_running_loop().time()
         metadata = model["metadata"]
-        self._series = {key: one for key, one in self._series.items() if now - one.last < _SERIES_SECONDS}
+        while (oldest := next(iter(self._series), None)) and now - self._series[oldest].last >= _SERIES_SECONDS:
+            del self._series[oldest]
         key = (metadata["uid"], event)
         series = self._series.get(key)
         if series is not None:
             series = replace(series, count=series.count + 1, last=now)
             counted = {"series": {"count": series.count, "lastObservedTime": micro_time()}}
             await self._client.merge(EVENT, metadata["namespace"], series.name, counted)
+            del self._series[key]
             self._series[key] = series
             return
         time = micro_time()

@@ -39,6 +39,8 @@ _CONCURRENT: Final = 32
 _RATE: Final = 200.0
 # Pods of a model that starts do not wait for their turn in a round of thousands: a user may be waiting.
 _LOOK_SECONDS: Final = 0.5
+# A look at all models takes at most two percent of the time.
+_PAUSE_PER_LOOK: Final = 50
 _WAIT_SECONDS: Final = 20
 """Frontends that have heard nothing from the operator for 30 s hold requests of a suspended model too."""
 _WAIT_TIMEOUT: Final = aiohttp.ClientTimeout(total=_WAIT_SECONDS + 5.0)
@@ -116,14 +118,17 @@ class Prober:
             aiohttp.ClientSession(timeout=_WAIT_TIMEOUT, connector=aiohttp.TCPConnector(limit=0)) as session,
             asyncio.TaskGroup() as tasks,
         ):
+            clock = asyncio.get_running_loop().time
             while True:
+                looked = clock()
                 wanted = self._frontends_at_zero()
+                pause = max(_LOOK_SECONDS, _PAUSE_PER_LOOK * (clock() - looked))
                 for uid in self._long_polls.keys() - wanted.keys():
                     self._long_polls.pop(uid).cancel()
                 for uid in wanted.keys() - self._long_polls.keys():
                     self._long_polls[uid] = tasks.create_task(self._long_poll(session, *wanted[uid]))
                     await asyncio.sleep(1 / _RATE)
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(pause)
 
     def _frontends_at_zero(self) -> dict[str, Target]:
         """Frontends of models that the next request starts, by uid. An unknown one is probed first: a long poll says

@@ -12,6 +12,7 @@ import threading
 from typing import Final
 
 from minisgl.logging import LogFormat, LogLevel, set_up
+from minisgl_operator.shell import event_loop
 from minisgl_operator.shell.client import Client, NoConnection, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
@@ -31,18 +32,19 @@ def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
     set_up("operator", level, format)
     # kopf logs one line for each watch event.
     logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())
+    event_loop.collect_old_objects_on_request()
     exit_anyway: list[threading.Timer] = []
 
     async def run() -> int:
         code = await _run(config)
-        # asyncio.run waits without limit for tasks that ignore their cancellation, as those of broken watches may.
+        # The event loop waits without limit for tasks that ignore their cancellation, as those of broken watches may.
         exit_anyway.append(threading.Timer(_EXIT_SECONDS, os._exit, (code,)))
         exit_anyway[0].daemon = True
         exit_anyway[0].start()
         return code
 
     try:
-        return asyncio.run(run())
+        return event_loop.run(run())
     finally:
         for timer in exit_anyway:
             timer.cancel()

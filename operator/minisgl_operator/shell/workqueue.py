@@ -2,8 +2,8 @@
 
 A key that is added many times while it waits or is processed is processed once more, and never by two workers at the
 same time. Delayed keys keep their earliest time. Failures of a key lengthen its own delay only. An urgent key, such as
-a model with an edited spec, goes ahead of normal ones: a full list adds thousands of them. While an urgent key is
-processed, few normal ones are: at each of its waits it would queue behind all of them.
+a model with an edited spec, goes ahead of normal ones: a full list adds thousands of them. Few normal keys are
+processed at a time, and fewer beside an urgent one, which would queue behind all of them at each of its waits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -19,20 +19,28 @@ Key = TypeVar("Key", bound=Hashable)
 _FIRST_DELAY: Final = 0.5
 # After a long outage of something that a model needs, its next retry comes within this time.
 _LONGEST_DELAY: Final = 60.0
-NORMAL_PER_URGENT: Final = 2
-"""Number of normal keys that are processed beside an urgent one: a user who edits one model again and again must not
-stop all other models."""
+NORMAL_AT_ONCE: Final = 8
+BUSY_AT_ONCE: Final = 2
+"""Number of normal keys that are processed at a time, and while the API server is busy: its answers to everyone would
+take longer with more. Beside an urgent key it is half of that: a user who edits one model again and again must not stop
+all other models."""
+SLOW_SECONDS: Final = 2.0
+"""Time after which a key counts no more: it waits for something, as for an admission webhook that does not
+answer, and the others must not wait for it."""
 
 
 class _Work(NamedTuple):
     since: float
     urgent: bool
+    slow: bool = False
 
 
 class WorkQueue(Generic[Key]):
     """Used from one event loop. Workers that wait for a key are cancelled all together or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_busy: Callable[[], bool] = lambda: False) -> None:
+        """`is_busy` tells whether the API server is."""
+        self._is_busy = is_busy
         self.adds = 0
         self.retries = 0
         # Dicts keep the order of their keys. A key is in at most one of these three.
@@ -96,7 +104,8 @@ class WorkQueue(Generic[Key]):
             await worker
         key = next(iter(lane))
         del lane[key]
-        self._processing[key] = _Work(_now(), urgent=lane is self._urgent)
+        work = self._processing[key] = _Work(_now(), urgent=lane is self._urgent)
+        asyncio.get_running_loop().call_later(SLOW_SECONDS, self._set_slow, key, work)
         return key
 
     def done(self, key: Key) -> None:
@@ -118,9 +127,14 @@ class WorkQueue(Generic[Key]):
             return self._urgent
         if not self._waiting:
             return None
-        others = sum(not work.urgent for work in self._processing.values())
-        held_back = others >= NORMAL_PER_URGENT and others < len(self._processing)
-        return None if held_back else self._waiting
+        urgent = [work.urgent for work in self._processing.values() if not work.slow]
+        limit = BUSY_AT_ONCE if self._is_busy() else NORMAL_AT_ONCE
+        return self._waiting if urgent.count(False) < (limit // 2 if any(urgent) else limit) else None
+
+    def _set_slow(self, key: Key, work: _Work) -> None:
+        if self._processing.get(key) is work:
+            self._processing[key] = work._replace(slow=True)
+            self._wake(len(self._waiting))
 
     def _wake(self, count: int) -> None:
         """Let this many workers look for a key."""

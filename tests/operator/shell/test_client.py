@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,10 +22,13 @@ class Server:
 
     def __init__(self) -> None:
         self.answers: list[web.Response] = []
+        self.delays: list[float] = []
         self.seen: list[str] = []
 
     async def handle(self, request: web.Request) -> web.Response:
         self.seen.append(f"{request.method} {request.path_qs}")
+        if self.delays:
+            await asyncio.sleep(self.delays.pop())
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         copy = web.Response(status=answer.status, body=answer.body, headers=answer.headers)
         if answer.status == 599:
@@ -77,6 +81,21 @@ async def test_a_dry_run_creates_nothing_and_is_sent_once(server: Server, client
     with pytest.raises(ApiError, match="webhook"):
         await client.dry_run(SERVICES, "team-a", {})
     assert server.seen == ["POST /api/v1/namespaces/team-a/services?fieldManager=minisgl-operator&dryRun=All"]
+
+
+async def test_a_server_is_busy_while_it_answers_slowly_and_one_slow_answer_does_not_count(
+    server: Server, client: Client
+) -> None:
+    server.answers = [web.json_response({})]
+    server.delays = [0.5]
+    await client.request("GET", "/x")
+    assert not client.server_is_busy
+    server.delays = [0.5] * 8
+    await asyncio.gather(*(client.request("GET", "/x") for _ in range(8)))
+    assert client.server_is_busy
+    for _ in range(32):
+        await client.request("GET", "/x")
+    assert not client.server_is_busy
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minisgl_operator.shell.workqueue import NORMAL_PER_URGENT, WorkQueue
+from minisgl_operator.shell.workqueue import BUSY_AT_ONCE, NORMAL_AT_ONCE, SLOW_SECONDS, WorkQueue
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
@@ -31,7 +31,7 @@ class ManualLoop(asyncio.SelectorEventLoop):
         return self.run_until_complete(step)
 
 
-KEYS = st.sampled_from("abcd")
+KEYS = st.sampled_from("abcdefg")
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -40,9 +40,11 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.loop = ManualLoop()
-        self.queue: WorkQueue[str] = WorkQueue()
+        self.busy = False
+        self.queue: WorkQueue[str] = WorkQueue(lambda: self.busy)
         self.waiting: dict[str, bool] = {}
         self.running: dict[str, bool] = {}
+        self.since: dict[str, float] = {}
         self.worker: asyncio.Task[str] | None = None
         self.again: dict[str, bool] = {}
         self.due: dict[str, float] = {}
@@ -82,8 +84,9 @@ class QueueMachine(RuleBasedStateMachine):
         """The key that the waiting worker has got, if any."""
         if self.worker is None:
             return
-        others = sum(not urgent for urgent in self.running.values())
-        held_back = any(self.running.values()) and others >= NORMAL_PER_URGENT
+        counted = [urgent for key, urgent in self.running.items() if self.since[key] + SLOW_SECONDS > self.loop.now]
+        limit = BUSY_AT_ONCE if self.busy else NORMAL_AT_ONCE
+        held_back = counted.count(False) >= (limit // 2 if any(counted) else limit)
         assert self.worker.done() == (any(self.waiting.values()) or (bool(self.waiting) and not held_back))
         if not self.worker.done():
             return
@@ -94,6 +97,7 @@ class QueueMachine(RuleBasedStateMachine):
         urgent = self.waiting.pop(key)
         assert urgent or not any(self.waiting.values()), "an urgent key was overtaken"
         self.running[key] = urgent
+        self.since[key] = self.loop.now
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -146,7 +150,7 @@ def test_keys_of_one_priority_are_processed_in_order() -> None:
 
 def test_few_normal_keys_are_processed_beside_an_urgent_one() -> None:
     loop, queue = ManualLoop(), WorkQueue[str]()
-    others = [f"other-{number}" for number in range(NORMAL_PER_URGENT + 3)]
+    others = [f"other-{number}" for number in range(NORMAL_AT_ONCE // 2 + 3)]
 
     async def add() -> None:
         for key in others:
@@ -157,13 +161,29 @@ def test_few_normal_keys_are_processed_beside_an_urgent_one() -> None:
     workers = [loop.create_task(queue.get()) for _ in range(1 + len(others))]
     loop.turn()
     taken = [worker.result() for worker in workers if worker.done()]
-    assert taken == ["edited", *others[:NORMAL_PER_URGENT]]
+    assert taken == ["edited", *others[:NORMAL_AT_ONCE // 2]]
     # The next normal key follows when one of them is done, or at the latest when the urgent one is.
     loop.call(_done(queue, others[0]))
     loop.turn()
-    assert sum(worker.done() for worker in workers) == 2 + NORMAL_PER_URGENT
+    assert sum(worker.done() for worker in workers) == 2 + NORMAL_AT_ONCE // 2
     loop.call(_done(queue, "edited"))
     loop.turn()
+    assert all(worker.done() for worker in workers)
+    loop.close()
+
+
+def test_slow_keys_hold_no_others_back() -> None:
+    loop, queue = ManualLoop(), WorkQueue[str]()
+
+    async def add() -> None:
+        for number in range(NORMAL_AT_ONCE + 1):
+            queue.add(f"{number}")
+
+    loop.call(add())
+    workers = [loop.create_task(queue.get()) for _ in range(NORMAL_AT_ONCE + 1)]
+    loop.turn(SLOW_SECONDS / 2)
+    assert sum(worker.done() for worker in workers) == NORMAL_AT_ONCE
+    loop.turn(SLOW_SECONDS)
     assert all(worker.done() for worker in workers)
     loop.close()
 

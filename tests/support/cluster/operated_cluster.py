@@ -28,6 +28,7 @@ from minisgl_operator.render.names import MODEL_LABEL
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
+from minisgl_operator.shell.event_loop import run
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, of_kind
 from minisgl_operator.shell.watches import watch
@@ -146,7 +147,7 @@ class RunningOperator:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            run(self._main())
         except asyncio.CancelledError:
             pass
         except BaseException as error:
