@@ -49,7 +49,8 @@ class WorkQueue(Generic[Key]):
         self._again: dict[Key, bool] = {}
         self._processing: dict[Key, _Work] = {}
         self._workers: deque[asyncio.Future[None]] = deque()
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        # With the time at which each is due: uvloop's handle of a timer without a delay does not know it.
+        self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
         self._failures: dict[Key, int] = {}
 
     @property
@@ -76,12 +77,12 @@ class WorkQueue(Generic[Key]):
     def add_after(self, key: Key, seconds: float) -> None:
         """Add the key after this time, unless it is due earlier."""
         due = _now() + seconds
-        timer = self._timers.get(key)
-        if timer is not None:
-            if timer.when() <= due:
+        if key in self._timers:
+            earlier, timer = self._timers[key]
+            if earlier <= due:
                 return
             timer.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_at(due, self._add_due, key)
+        self._timers[key] = due, asyncio.get_running_loop().call_at(due, self._add_due, key)
 
     def retry(self, key: Key) -> None:
         """Add the key again after a delay that doubles with each of its failures."""
@@ -117,7 +118,7 @@ class WorkQueue(Generic[Key]):
 
     def close(self) -> None:
         """Drop the timers. No key may be added afterwards."""
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
 

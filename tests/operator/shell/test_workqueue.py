@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from minisgl_operator.shell.event_loop import run
 from minisgl_operator.shell.workqueue import BUSY_AT_ONCE, NORMAL_AT_ONCE, SLOW_SECONDS, WorkQueue
 
 
@@ -170,6 +171,21 @@ def test_few_normal_keys_are_processed_beside_an_urgent_one() -> None:
     loop.turn()
     assert all(worker.done() for worker in workers)
     loop.close()
+
+
+def test_a_key_without_a_delay_is_added_once_on_the_event_loop_of_the_operator() -> None:
+    async def keys() -> list[str]:
+        queue = WorkQueue[str]()
+        for seconds in (0.0, 5.0, 0.0, -1.0):
+            queue.add_after("a", seconds)
+        found = [await queue.get()]
+        queue.done("a")
+        queue.add("b")
+        found.append(await queue.get())
+        queue.close()
+        return found
+
+    assert run(keys()) == ["a", "b"]
 
 
 def test_slow_keys_hold_no_others_back() -> None:
