@@ -51,6 +51,16 @@ def test_padding_reads_and_writes_no_page_of_other_rows(checkpoint: Path) -> Non
     assert all(token >= 0 for step in captured.tokens for token in step)
 
 
+def test_the_longest_sequence_may_end_within_a_page(checkpoint: Path) -> None:
+    """Its pages reach to position 1,024, as do graphs of 1,024 tokens, which this model must not have."""
+    steps = dataclasses.replace(STEPS, most_tokens=1000)
+    plans = steps.plans(4, 12)
+    eager = answer(_config(checkpoint, steps=steps, graphs=False), plans)
+    captured = answer(_config(checkpoint, steps=steps), plans)
+    _require_graphs(captured)
+    assert_equal_where_the_gap_allows(plans, eager, captured)
+
+
 @pytest.mark.parametrize("arch", TINY_ARCHS)
 def test_graphs_of_any_architecture(arch: str, wide_checkpoint: Callable[[str], Path]) -> None:
     plans = STEPS.plans(3, 12)

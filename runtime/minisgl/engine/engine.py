@@ -267,13 +267,13 @@ class _EngineBuilder:
         # Collectives of several ranks in such graphs have not run on GPUs yet.
         if not prefill.most_graph_keys or self._parallel.size > 1:
             return []
-        config, shape = self._model.config, self._shape
+        config = self._model.config
         most = launch_bound_tokens(config.num_layers, _product_parameters(self._model, self._parallel.size))
         if config.moe is not None:
             most = min(most, _MOE_GRAPH_TOKENS)
-        positions = shape.pages_per_row * shape.page_size
         limits = self._config.cuda_graph_max_tokens, self._config.max_step_tokens
-        most = min(most, *limits, positions, prefill.most_graph_keys)
+        # The padding of a step may be one segment of all its tokens, which has as many positions.
+        most = min(most, *limits, self._max_model_len, prefill.most_graph_keys)
         return prefill_sizes(self._largest_graph, most, self._config.max_step_tokens)
 
     def _warm_up(self, compile_log: CompileLog) -> None:

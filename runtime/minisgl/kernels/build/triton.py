@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
@@ -28,6 +29,7 @@ import triton
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.runtime import build as c_modules
 from triton.runtime.driver import driver
 
 from minisgl.kernels.errors import KernelBuildError
@@ -131,7 +133,8 @@ class Launches:
         for function, _ in launches:
             # Computed here: it caches the names of functions that several kernels call.
             assert function.cache_key
-        with ThreadPoolExecutor(initializer=lambda: torch.cuda.set_device(device)) as pool:
+        threads = ThreadPoolExecutor(initializer=lambda: torch.cuda.set_device(device))
+        with modules_apart(), threads as pool:
             for _ in pool.map(_load, launches):
                 pass
 
@@ -178,6 +181,23 @@ def _build_c_module(build: Callable[[], object]) -> None:
     logging.getLogger("triton.runtime.build").setLevel(logging.ERROR)
     with suppress(ImportError):
         build()
+
+
+@contextmanager
+def modules_apart() -> Iterator[None]:
+    """Context in which several threads may load Triton's C modules.
+
+    All launchers have one module name. Python returns the module that it has under this name, with new content, where
+    a file is loaded again, as kernels with equal types do; another thread would take the other kernel's launcher.
+    """
+    load, lock = c_modules._load_module_from_path, Lock()
+
+    def load_alone(name: str, path: str) -> SimpleNamespace:
+        with lock:
+            return SimpleNamespace(**vars(load(name, path)))
+
+    with replaced(c_modules, "_load_module_from_path", load_alone):
+        yield
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from triton.runtime.build import compile_module_from_src
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.cli.main import main
 from minisgl.config import EngineConfig
 from minisgl.engine import rehearsal
 from minisgl.engine.rehearsal import rehearse
-from minisgl.kernels.build.triton import Architecture, Launches, _no_device
+from minisgl.kernels.build.triton import Architecture, Launches, _no_device, modules_apart
 from minisgl.kernels.flashinfer_setup import KERNELS_DIR
 from minisgl.kernels.triton_cache import SUBFOLDER, use_built_kernels
 from minisgl.models.config import ModelConfig
@@ -53,6 +56,33 @@ def test_missing_tools_are_named_before_compilation(
         assert main(["kernels", "build", "qwen3-0.6b", "--out", str(tmp_path / "built")]) == 1
         assert words in capsys.readouterr().err
     assert not (tmp_path / "built").exists()
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
+def test_threads_get_the_launchers_of_their_own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    source = """
+        #include <Python.h>
+        static PyObject *number(PyObject *self, PyObject *args) { return PyLong_FromLong(%d); }
+        static PyMethodDef methods[] = {{"number", number, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
+        static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "__triton_launcher", NULL, -1, methods};
+        PyMODINIT_FUNC PyInit___triton_launcher(void) { return PyModule_Create(&module); }
+    """
+
+    def load(number: int) -> int:
+        found: int = compile_module_from_src(source % number, "__triton_launcher").number()
+        return found
+
+    assert [load(number) for number in range(4)] == [0, 1, 2, 3]
+    expected = [number % 4 for number in range(600)]
+    # Threads change between any two instructions.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with modules_apart(), ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(load, expected)) == expected
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="Triton needs a C compiler")
