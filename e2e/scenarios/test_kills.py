@@ -14,6 +14,7 @@ from harness.continuity import Measurement, write_result
 from harness.kills import Kills, Undisturbed, kills, undisturbed
 from harness.models import cpu_model
 from harness.namespace import Namespace
+from harness.pods import delete_by_force, ready_pods
 from harness.ranks import kill_rank, launcher_status, launcher_url
 
 PODS = ("demo-r0-0", "demo-r0-1")
@@ -111,14 +112,7 @@ def test_answers_go_on_when_a_replica_is_killed(
 def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:
     """Kill pods, make the API server forget them at once, and wait until others serve in their place."""
 
-    def ready() -> dict[str, str]:
-        """UID of each ready engine pod by name."""
-        return {
-            pod["metadata"]["name"]: pod["metadata"]["uid"]
-            for pod in namespace.pods("demo", "engine")
-            if ("Ready", "True") in [(c["type"], c["status"]) for c in pod["status"].get("conditions", [])]
-        }
-
+    ready = partial(ready_pods, namespace.name, "demo", "engine")
     before = ready()
     pods = [pod for pod in namespace.pods("demo", "engine") if pod["metadata"]["name"] in names]
 
@@ -126,7 +120,8 @@ def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:
         for pod in pods:
             container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
             ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
-        namespace.kubectl("delete", "pod", *names, "--force", "--grace-period=0")
+        for name in names:
+            delete_by_force(namespace.name, name)
 
     found.kill(
         kill, lambda: (now := ready()).keys() == before.keys() and all(now[name] != before[name] for name in names)
