@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
 
+import uvloop
 from simulated_nodes import Nodes, create_node, pod_of, status_of
 
 from minisgl.bench.report import Metric, report
@@ -36,7 +37,7 @@ from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.client import STATUS_MANAGER, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
-from minisgl_operator.shell.event_loop import collect_old_objects_on_request, run
+from minisgl_operator.shell.garbage import collect_old_objects_on_request
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, POD, of_kind
 from support.cluster.control_plane import running_control_plane
@@ -222,7 +223,7 @@ def _simulate(pipe: Pipe, kubeconfig: Path, namespace: str) -> None:
 
 def _operate(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None:
     collect_old_objects_on_request()
-    run(_run_operator(pipe, kubeconfig, namespace, address))
+    uvloop.run(_run_operator(pipe, kubeconfig, namespace, address))
 
 
 async def _run_operator(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None:

@@ -23,8 +23,7 @@ _EDGE: Final = 0.2
 """Part at the beginning and at the end of an answer in which it does not count as in the middle."""
 _PATIENCE: Final = 300.0
 _BACK_SECONDS: Final = 0.5
-"""Between two looks whether the killed one is back. Each starts kubectl, and looks without a pause take a sixth of a
-machine with two cores from the pods whose pauses are measured."""
+"""Between two looks whether the killed one is back, which take CPU time from the pods whose pauses are measured."""
 _KINDS: Final = ("long", "penalties", "top-p", "two choices")
 """Kinds whose answers can be that long; the others follow in turn, as short as they are."""
 

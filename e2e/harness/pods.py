@@ -1,5 +1,5 @@
-"""Requests for pods over one connection, for tests that measure pauses: to start kubectl twice a second would take a
-quarter of a machine with two cores."""
+"""Requests for pods over one connection, for tests that measure pauses: each start of kubectl takes CPU time from the
+pods."""
 
 from __future__ import annotations
 

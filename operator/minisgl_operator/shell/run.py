@@ -11,11 +11,13 @@ import socket
 import threading
 from typing import Final
 
+import uvloop
+
 from minisgl.logging import LogFormat, LogLevel, set_up
-from minisgl_operator.shell import event_loop
 from minisgl_operator.shell.client import Client, NoConnection, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
+from minisgl_operator.shell.garbage import collect_old_objects_on_request
 from minisgl_operator.shell.lease import Lease
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.watches import watch
@@ -32,7 +34,7 @@ def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
     set_up("operator", level, format)
     # kopf logs one line for each watch event.
     logging.getLogger("kopf").setLevel("WARNING" if level == "info" else level.upper())
-    event_loop.collect_old_objects_on_request()
+    collect_old_objects_on_request()
     exit_anyway: list[threading.Timer] = []
 
     async def run() -> int:
@@ -44,7 +46,7 @@ def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
         return code
 
     try:
-        return event_loop.run(run())
+        return uvloop.run(run())
     finally:
         for timer in exit_anyway:
             timer.cancel()

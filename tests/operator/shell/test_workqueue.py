@@ -5,11 +5,11 @@ from collections.abc import Coroutine
 from itertools import pairwise
 from typing import Any
 
+import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minisgl_operator.shell.event_loop import run
 from minisgl_operator.shell.workqueue import BUSY_AT_ONCE, NORMAL_AT_ONCE, SLOW_SECONDS, WorkQueue
 
 
@@ -38,11 +38,11 @@ KEYS = st.sampled_from("abcdefg")
 class QueueMachine(RuleBasedStateMachine):
     """The queue beside a model of client-go's documented semantics with two priorities."""
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(busy=st.booleans())
+    def start(self, busy: bool) -> None:
         self.loop = ManualLoop()
-        self.busy = False
-        self.queue: WorkQueue[str] = WorkQueue(lambda: self.busy)
+        self.busy = busy
+        self.queue: WorkQueue[str] = WorkQueue(lambda: busy)
         self.waiting: dict[str, bool] = {}
         self.running: dict[str, bool] = {}
         self.since: dict[str, float] = {}
@@ -185,7 +185,7 @@ def test_a_key_without_a_delay_is_added_once_on_the_event_loop_of_the_operator()
         queue.close()
         return found
 
-    assert run(keys()) == ["a", "b"]
+    assert uvloop.run(keys()) == ["a", "b"]
 
 
 def test_slow_keys_hold_no_others_back() -> None:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+import uvloop
 from aiohttp import web
 
 from minisgl.wire.status import WAIT_PARAMETER
@@ -28,7 +29,6 @@ from minisgl_operator.render.names import MODEL_LABEL
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
-from minisgl_operator.shell.event_loop import run
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, of_kind
 from minisgl_operator.shell.watches import watch
@@ -147,7 +147,7 @@ class RunningOperator:
 
     def _run(self) -> None:
         try:
-            run(self._main())
+            uvloop.run(self._main())
         except asyncio.CancelledError:
             pass
         except BaseException as error:
