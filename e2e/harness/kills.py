@@ -53,8 +53,8 @@ class _Stream:
 
 @dataclass
 class Kills:
-    """Results. `gaps`: for each kill and each answer in its middle, seconds between the last chunk before the kill and
-    the first one after it."""
+    """Results. `gaps`: for each kill and each answer in its middle, the longest pause in seconds between two chunks,
+    from the last chunk before the kill until the killed one is back and all these answers have gone on."""
 
     url: str
     undisturbed: Undisturbed
@@ -136,7 +136,9 @@ def stream_answer(url: str, kind: str, tokens: int, times: list[float]) -> Answe
     path, fields = KINDS[kind]
     body = {"model": "demo", "stream": True, **fields}
     if kind in _KINDS:
-        body["max_tokens"] = tokens
+        # Each token gives text: these answers go on behind tokens that end them, often dozens of them in a row, and a
+        # client that does not see those would take them for a pause.
+        body |= {"max_tokens": tokens, "skip_special_tokens": False}
     lines: list[str] = []
     try:
         with httpx.stream("POST", url + path, json=body, timeout=_PATIENCE) as response:
