@@ -9,6 +9,7 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
 
 FEWEST_ROWS: Final = 9
 """Below this number most rows are split many times, and kernels with a fixed number of programs per row are as fast.
@@ -84,9 +85,14 @@ class BalancedDecode:
             window=self._shape.window,
         )
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+    def quantizes(self, batch: AttentionBatch) -> bool:
+        """Whether `decode` can write its result in FP8."""
+        return self._shape.head_dim == BLOCK and self._other(batch.num_decode, batch.num_segments) is None
+
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor | Fp8Rows) -> None:
         batch = self._batch
         if few := self._other(batch.num_decode, batch.num_segments):
+            assert isinstance(out, torch.Tensor)
             few.decode(layer, kv, q, out)
             return
         assert self._spans is not None

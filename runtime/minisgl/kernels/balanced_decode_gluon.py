@@ -20,6 +20,8 @@ query heads per KV head.
 A pool in FP8 is read as pairs of neighbouring numbers, which are 16 bits wide like the elements of other pools: only
 those can be transposed on their way from shared memory. Both halves of the pairs are converted in registers, to
 float16, which holds all FP8 numbers, and multiplied separately: numbers at even and at odd columns of a head.
+
+Heads of 128 can be written in FP8 for the product behind the attention: they are the blocks that share a scale there.
 """
 
 from typing import Final, NamedTuple
@@ -34,6 +36,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
+from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, SMALLEST, Fp8Rows
 from minisgl.kernels.stored_kv import FP8, KVScales
 
 MAX_GROUP: Final = 16
@@ -41,6 +44,8 @@ MAX_GROUP: Final = 16
 _CHUNK: Final = 128
 _QUERY_SHRINK = gl.constexpr(16)
 """Queries are divided by it beside a pool in FP8, which keeps large ones inside float16."""
+_E4M3_MAX = gl.constexpr(E4M3_MAX)
+_SMALLEST = gl.constexpr(SMALLEST)
 
 
 class Settings(NamedTuple):
@@ -152,11 +157,33 @@ def _store(pointers, out, odd, own, PAIRS: gl.constexpr):
         gl.store(pointers + 1, odd.to(pointers.dtype.element_ty), own)
 
 
-@gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
-def _attend(
-    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale, value_scale,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, PDL: gl.constexpr,
+@gluon.jit
+def _store_result(
+    result, out, odd, own, scales, own_scales, dtype: gl.constexpr, PAIRS: gl.constexpr, QUANTIZED: gl.constexpr
 ):  # fmt: skip
+    """Store a row's heads; QUANTIZED in FP8 with a scale each, of what would be stored in `dtype`. Scales are rounded
+    as torch does."""
+    if QUANTIZED:
+        out = out.to(dtype).to(gl.float32)
+        largest = gl.max(gl.abs(out), 0)
+        if PAIRS:
+            odd = odd.to(dtype).to(gl.float32)
+            largest = gl.maximum(largest, gl.max(gl.abs(odd), 0))
+        largest = gl.maximum(largest, _SMALLEST)
+        limit = gl.full_like(largest, _E4M3_MAX)
+        inverse = gl.div_rn(limit, largest)[None, :]
+        out, odd = out * inverse, odd * inverse
+        gl.store(scales, gl.div_rn(largest, limit), own_scales)
+    _store(result, out, odd, own, PAIRS)
+
+
+@gluon.jit(do_not_specialize=["rows", "scale_rows"], do_not_specialize_on_alignment=["lengths"])
+def _attend(
+    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, result_scales, rows, scale_rows,
+    scale, value_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    QUANTIZED: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """QUANTIZED: the result is in FP8, with `result_scales` [heads, scale_rows]; otherwise there are none."""
     BLOCK: gl.constexpr = keys.block_type.shape[0]
     COLUMNS: gl.constexpr = keys.block_type.shape[1]
     PAIRS: gl.constexpr = keys.dtype == gl.int16
@@ -308,11 +335,18 @@ def _attend(
                         odd = odd * kept + part_of * added
                 normal = (1.0 / gl.where(total > 0, total, 1.0))[None, :]
                 place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
-                _store(place_of, out * normal, odd * normal, own, PAIRS)
+                scale_of = result_scales + (kv_head * GROUP + vector) * scale_rows + row
+                _store_result(
+                    place_of, out * normal, odd * normal, own, scale_of, vector < GROUP, q.dtype.element_ty, PAIRS,
+                    QUANTIZED,
+                )  # fmt: skip
                 gl.store(arrivals + row * KV_HEADS + kv_head, 0)
         else:
             place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
-            _store(place_of, out, odd, own, PAIRS)
+            scale_of = result_scales + (kv_head * GROUP + vector) * scale_rows + row
+            _store_result(
+                place_of, out, odd, own, scale_of, vector < GROUP, q.dtype.element_ty, PAIRS, QUANTIZED
+            )  # fmt: skip
 
 
 def cut_spans(
@@ -345,7 +379,7 @@ def balanced_decode(
     parts: torch.Tensor,
     sums: torch.Tensor,
     arrivals: torch.Tensor,
-    out: torch.Tensor,
+    out: torch.Tensor | Fp8Rows,
     *,
     scale: float,
     scales: KVScales,
@@ -353,7 +387,7 @@ def balanced_decode(
     window: int | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, or to the last `window` of
-    them, into `out` like it.
+    them, into `out` like it or, with heads of 128, in FP8 [R, Hq × D].
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
     stored before the step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`.
@@ -363,14 +397,18 @@ def balanced_decode(
     rows, heads, _ = q.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    assert q.is_contiguous() and out.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
+    assert q.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
+    quantized = isinstance(out, Fp8Rows)
+    result, result_scales = (out.values, out.scales) if isinstance(out, Fp8Rows) else (out, sums)
+    assert result.is_contiguous() and (not quantized or q.shape[2] == BLOCK)
     scale *= scales.key
     if keys.dtype == FP8:
         scale *= _QUERY_SHRINK.value
     _attend[(kv_heads, len(parts) // 2)](
-        _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals, out,
-        rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0,
-        num_warps=1, **dependent_launch(q.device),
+        _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals,
+        result, result_scales, rows, result_scales.shape[1] if quantized else 0, scale, scales.value,
+        KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0, QUANTIZED=quantized, num_warps=1,
+        **dependent_launch(q.device),
     )  # fmt: skip
 
 

@@ -40,6 +40,11 @@ Activations: TypeAlias = torch.Tensor | Fp8Rows
 """[T, in], quantized where the operation before a product has done so."""
 
 
+def takes_blocks(weight: object) -> bool:
+    """Whether a product of several rows with `weight` takes inputs in FP8 with a scale per 128 numbers."""
+    return isinstance(weight, Fp8Weight) and not weight.per_channel
+
+
 def takes_row(x: torch.Tensor, weight: Fp8Weight) -> bool:
     """Whether the product with `x` [T, in] is computed from one row in 16 bits. It follows from shapes alone, so that a
     captured step can be replayed."""

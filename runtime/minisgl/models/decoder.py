@@ -11,6 +11,7 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS, silu_and_mul
+from minisgl.layers.fp8_weight import takes_blocks
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minisgl.layers.new_weight import Projection
 from minisgl.layers.norm import RMSNorm
@@ -68,8 +69,10 @@ class SelfAttention:
         qkv, residual = project(self.norm, self.qkv, x, residual)
         q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
         rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
-        heads = attention.attend(self._layer, q, k, v, rotation)
+        may_quantize = rows is None and takes_blocks(self.out.weight)
+        heads = attention.attend(self._layer, q, k, v, rotation, may_quantize=may_quantize)
         if rows is not None:
+            assert isinstance(heads, torch.Tensor)
             heads, residual = heads[rows], residual[rows]
         return self.out.forward(heads), residual
 

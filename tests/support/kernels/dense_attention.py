@@ -13,6 +13,7 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
+from minisgl.kernels.fp8_rows import Fp8Rows
 from minisgl.kernels.rotation import Rotation
 from minisgl.kernels.stored_kv import FP8, KVScales, as_stored, put
 from minisgl.wire.shared_prefixes import SharedPrefix
@@ -186,12 +187,22 @@ class DenseCase:
 
     def run(self, prefill: PrefillBackend, decode: DecodeBackend, cascade: CascadeDecode | None = None) -> torch.Tensor:
         """[T, Hq * D] as the backends give it."""
-        attention = PagedAttention(self.kv, prefill, decode, cascade)
+        result = self._attend(PagedAttention(self.kv, prefill, decode, cascade), may_quantize=False)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def run_quantized(self, prefill: PrefillBackend, decode: DecodeBackend) -> Fp8Rows:
+        """[T, Hq * D] of a backend that can give it in FP8."""
+        result = self._attend(PagedAttention(self.kv, prefill, decode), may_quantize=True)
+        assert isinstance(result, Fp8Rows)
+        return result
+
+    def _attend(self, attention: PagedAttention, *, may_quantize: bool) -> torch.Tensor | Fp8Rows:
         attention.prepare(self.batch)
         attention.begin(self.batch, self.locations)
         no_turn = torch.zeros(len(self.q), self.shape.head_dim, device=self.shape.device)
         no_turn[:, : self.shape.head_dim // 2] = 1.0
-        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn))
+        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn), may_quantize=may_quantize)
 
     def expected(self) -> torch.Tensor:
         """[T, Hq * D] float64 on the CPU."""
