@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import torch
@@ -21,6 +22,9 @@ from minisgl.distributed.peer_memory import PeerMemory, PeerMemoryError
 from minisgl.errors import CodedError
 
 logger = logging.getLogger(__name__)
+
+_LISTENER_SECONDS: Final = 0.02
+"""Pause between two looks for the store of rank 0."""
 
 
 class RendezvousError(CodedError):
@@ -208,8 +212,24 @@ def _meet(rendezvous: str, rank: int, size: int, timeout: timedelta) -> _c10d.St
         store.set_timeout(timeout)
         return store
     if url.scheme == "tcp" and url.hostname and url.port:
+        if rank:
+            _wait_for_listener(url.hostname, url.port, timeout)
         return _c10d.TCPStore(url.hostname, url.port, size, is_master=rank == 0, timeout=timeout)
     raise RendezvousError(f"rendezvous {rendezvous!r} is neither tcp://host:port nor file:///path")
+
+
+def _wait_for_listener(host: str, port: int, timeout: timedelta) -> None:
+    """Wait until something listens on `port`. A store that finds nothing there tries again only after up to a second,
+    for which a restart would wait. Raises OSError after `timeout`."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            socket.create_connection((host, port), max(0.1, deadline - time.monotonic())).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LISTENER_SECONDS)
 
 
 def _own_address(host: str, port: int) -> str:

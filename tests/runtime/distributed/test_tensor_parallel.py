@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from minisgl.distributed import tensor_parallel
 from minisgl.distributed.measure import measure_all_reduce
 from minisgl.distributed.nccl_report import describe
 from minisgl.distributed.tensor_parallel import RendezvousError, TensorParallel
@@ -97,6 +101,37 @@ def test_a_missing_rank_is_an_error_with_the_address(tmp_path: Path) -> None:
         TensorParallel(rank=0, size=2, rendezvous=rendezvous, timeout_seconds=0.5)
     assert rendezvous in str(caught.value)
     assert caught.value.code == "rendezvous_failed"
+    with pytest.raises(RendezvousError, match="rank 1 of 2"):
+        TensorParallel(rank=1, size=2, rendezvous=f"tcp://127.0.0.1:{free_port()}", timeout_seconds=0.5)
+
+
+def test_a_rank_that_comes_first_opens_its_store_once_rank_0_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that finds no other one tries again only much later."""
+    masters: list[bool] = []
+    tried = threading.Event()
+    connect, open_store = socket.create_connection, tensor_parallel._c10d.TCPStore
+
+    def connect_noted(*address: Any) -> socket.socket:
+        tried.set()
+        return connect(*address)
+
+    def open_noted(*address: Any, is_master: bool, timeout: timedelta) -> Any:
+        masters.append(is_master)
+        return open_store(*address, is_master=is_master, timeout=timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect_noted)
+    monkeypatch.setattr(tensor_parallel._c10d, "TCPStore", open_noted)
+    url = f"tcp://127.0.0.1:{free_port()}"
+
+    def meet(rank: int) -> None:
+        TensorParallel(rank=rank, size=2, rendezvous=url, timeout_seconds=60).close()
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, 1)
+        assert tried.wait(60)
+        meet(0)
+        first.result()
+    assert masters == [True, False]
 
 
 @pytest.mark.parametrize("rendezvous", ["", "tcp://host", "http://host:1", "file://"])
