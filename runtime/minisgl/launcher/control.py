@@ -12,9 +12,6 @@ import msgspec
 
 from minisgl.wire.status import DataTypes
 
-STANDBY_READY: Final = "standing by"
-"""Progress of a standby that has done its imports."""
-
 STACKS_SIGNAL: Final = signal.SIGQUIT
 """Has a child write the stacks of its threads to stderr."""
 
@@ -41,6 +38,10 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Step of a child's start, for human readers: `weights 40 %`."""
 
     text: str
+
+
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """A standby has done its imports."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -71,7 +72,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 ToChild = Start | GaveUp
-FromChild = Progress | Ready | StartError | Heartbeat
+FromChild = Progress | Imported | Ready | StartError | Heartbeat
 
 to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 from_child: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)

@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,9 @@ from minisgl import logging as log
 from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.restarts import GroupObservation
 from minisgl.launcher.stalls import StallMonitor
+
+_STANDBY_NICENESS: Final = 10
+"""Added for the imports of standbys beside processes that serve, which get ten times their share of scarce cores."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +29,9 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
     Between starts only configurations differ."""
     can_start: Callable[[], bool] = lambda: True
     """Called before each start."""
+    prepared: Sequence[ProcessSpec] = ()
+    """Processes whose imports begin before the first start, which waits for `can_start`. Their configurations are not
+    used."""
     retryable_codes: frozenset[str] | None = None
     """Codes of start errors after which another start may succeed; None: all."""
     required: bool = False
@@ -80,11 +87,16 @@ class Group:
         for spec in specs:
             self.processes.append(self._start(spec) if isinstance(spec, ProcessSpec) else spec)
 
+    def prepare(self) -> None:
+        """Start standbys for the first start, which they must not delay: their imports have the usual priority."""
+        for spec in self.spec.prepared:
+            self._standbys[spec.name] = self._new(spec, standby_niceness=0)
+
     def start_standbys(self) -> None:
         """Start a standby for each process with modules to preload that has none."""
         for process in self.processes:
             if isinstance(process, Process) and process.spec.preload and process.name not in self._standbys:
-                self._standbys[process.name] = self._new(process.spec, standby=True)
+                self._standbys[process.name] = self._new(process.spec, standby_niceness=_STANDBY_NICENESS)
 
     def dump_stacks(self) -> None:
         """Have the processes of this machine write their stacks to their output."""
@@ -141,5 +153,5 @@ class Group:
         standby.close()
         return self._new(spec)
 
-    def _new(self, spec: ProcessSpec, *, standby: bool = False) -> Process:
-        return Process(spec, self._selector, self._log_level, self._on_line, standby=standby)
+    def _new(self, spec: ProcessSpec, *, standby_niceness: int | None = None) -> Process:
+        return Process(spec, self._selector, self._log_level, self._on_line, standby_niceness=standby_niceness)

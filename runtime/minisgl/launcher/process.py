@@ -106,9 +106,10 @@ class Process:
         log_level: str,
         on_line: Callable[[log.Line], None],
         *,
-        standby: bool = False,
+        standby_niceness: int | None = None,
     ) -> None:
-        """Start the process. The data of the selector's keys is the callback."""
+        """Start the process, or with `standby_niceness` a standby whose imports add it. The data of the selector's keys
+        is the callback."""
         self.spec = spec
         self.name = spec.name
         self.drains = spec.drains
@@ -116,6 +117,8 @@ class Process:
         self.progress = "starting"
         self.start_error: control.StartError | None = None
         self.ready_message = control.Ready()
+        self.has_imported = False
+        """A standby's imports are done."""
         self.terminated_by_us = False
         self.heartbeat: control.Heartbeat | None = None
         self.stall = ""
@@ -126,16 +129,19 @@ class Process:
         self._control, peer = socket.socketpair()
         self._control_rest = b""
         self._output_rest = b""
-        name, modules = (f"{STANDBY}{spec.name}", spec.preload) if standby else (spec.name, ())
+        name = spec.name
+        imports: tuple[str, ...] = ()
+        if standby_niceness is not None:
+            name, imports = f"{STANDBY}{spec.name}", (str(standby_niceness), *spec.preload)
         command = (
             *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
-            *(name, str(peer.fileno()), str(os.getpid()), *modules),
+            *(name, str(peer.fileno()), str(os.getpid()), *imports),
         )
         with peer:
             self._popen = _spawn(command, spec, peer.fileno())
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
-        if not standby:
+        if standby_niceness is None:
             self.begin(spec)
         self._control.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
@@ -145,6 +151,7 @@ class Process:
     def begin(self, spec: ProcessSpec) -> None:
         """Send the process its work. Name, environment and descriptors stay those that it was started with."""
         self.spec = spec
+        self.drains = spec.drains
         self.progress = "starting"
         config = msgspec.Raw(msgspec.json.encode(spec.config))
         self.send(
@@ -224,6 +231,8 @@ class Process:
                     self.ready_message = message
                 case control.Progress():
                     self.progress = message.text
+                case control.Imported():
+                    self.has_imported = True
                 case control.StartError():
                     self.start_error = message
                 case control.Heartbeat():

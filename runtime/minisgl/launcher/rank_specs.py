@@ -29,6 +29,25 @@ def ipc_plans(directory: Path, ranks: range) -> dict[int, str]:
     return {rank: f"ipc://{directory}/plans{rank}" for rank in ranks if rank}
 
 
+def standby_specs(engine: EngineConfig, ranks: range) -> list[ProcessSpec]:
+    """Specs of `ranks`, all those of the group that run on one machine or pod, without their work: enough for their
+    standbys."""
+    environment = rank_environment(engine.device, len(ranks))
+    several_pods_with_devices = engine.device == "cuda" and len(ranks) < engine.tensor_parallel
+    return [
+        ProcessSpec(
+            name=f"rank{rank}",
+            target=f"minisgl.launcher.roles:{'worker_rank' if rank else 'rank0'}",
+            config=None,
+            environment=environment,
+            preload=_PRELOAD,
+            # CUDA IPC between containers fails where both processes have the same id.
+            pid_residue=(rank, engine.tensor_parallel) if several_pods_with_devices else None,
+        )
+        for rank in ranks
+    ]
+
+
 def rank_specs(
     engine: EngineConfig,
     ranks: range,
@@ -44,10 +63,8 @@ def rank_specs(
     scheduler: configuration of rank 0; None: rank 0 runs in the caller's process, and gets no spec.
     first_device: index of the CUDA device of the first of `ranks`, the others follow; None: the rank's number.
     """
-    environment = rank_environment(engine.device, len(ranks))
-    several_pods_with_devices = engine.device == "cuda" and len(ranks) < engine.tensor_parallel
     specs = []
-    for rank in ranks:
+    for rank, spec in zip(ranks, standby_specs(engine, ranks), strict=True):
         device_index = None if first_device is None else first_device + rank - ranks.start
         own = msgspec.structs.replace(engine, rank=rank, device_index=device_index)
         config: WorkerRankConfig | SchedulerProcessConfig
@@ -57,16 +74,6 @@ def rank_specs(
             config = msgspec.structs.replace(scheduler, engine=own)
         else:
             continue
-        specs.append(
-            ProcessSpec(
-                name=f"rank{rank}",
-                target=f"minisgl.launcher.roles:{'worker_rank' if rank else 'rank0'}",
-                config=config,
-                environment=environment,
-                drains=isinstance(config, SchedulerProcessConfig) and config.drains,
-                preload=_PRELOAD,
-                # CUDA IPC between containers fails where both processes have the same id.
-                pid_residue=(rank, engine.tensor_parallel) if several_pods_with_devices else None,
-            )
-        )
+        drains = isinstance(config, SchedulerProcessConfig) and config.drains
+        specs.append(msgspec.structs.replace(spec, config=config, drains=drains))
     return specs

@@ -134,6 +134,8 @@ class Supervisor:
             if self._hooks is not None:
                 self._hooks.watch(self._selector)
             try:
+                for group in self._groups.values():
+                    group.prepare()
                 while True:
                     self._apply_actions()
                     self._wait_for_events()

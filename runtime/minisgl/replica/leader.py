@@ -16,6 +16,7 @@ from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import Child, Process, ProcessSpec
+from minisgl.launcher.rank_specs import standby_specs
 from minisgl.launcher.restarts import GroupState
 from minisgl.launcher.signals import Signals
 from minisgl.launcher.supervisor import Supervisor
@@ -125,12 +126,14 @@ class Leader:
         self._board.files = {name: (folder / name, sha256) for name, sha256 in self._hashes.items()}
 
     def _new_supervisor(self, restarts: tuple[float, ...]) -> Supervisor:
+        engine, identity = self._options.engine, self._options.identity
         return Supervisor(
             [
                 GroupSpec(
                     name=_GROUP,
                     processes=self._start_epoch,
                     can_start=lambda: self._pods.complete,
+                    prepared=standby_specs(engine, identity.ranks(0)) if identity.pods > 1 else (),
                     retryable_codes=RETRYABLE_CODES,
                     stall_seconds=self._options.stall_seconds,
                 )

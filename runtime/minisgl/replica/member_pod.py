@@ -16,6 +16,7 @@ from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec
+from minisgl.launcher.rank_specs import standby_specs
 from minisgl.launcher.signals import Signals
 from minisgl.replica import messages
 from minisgl.replica.diagnosis import rank_of, shortened
@@ -55,7 +56,12 @@ class MemberPod:
         self._board = board
         self._selector = selectors.DefaultSelector()
         self._group = Group(
-            GroupSpec(name="engine", processes=self._specs, stall_seconds=options.stall_seconds),
+            GroupSpec(
+                name="engine",
+                processes=self._specs,
+                prepared=standby_specs(options.engine, options.identity.ranks(options.pod_index)),
+                stall_seconds=options.stall_seconds,
+            ),
             self._selector,
             options.log.level,
             on_line,
@@ -83,6 +89,7 @@ class MemberPod:
         even with code 0, and its successor would only wait for the next pod 0 as well."""
         self._signals.watch(self._selector)
         try:
+            self._group.prepare()
             while not self._finished():
                 self._tick()
                 wait = _TICK_SECONDS

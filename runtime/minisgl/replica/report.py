@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.launcher.control import STANDBY_READY, Ready
+from minisgl.launcher.control import Ready
 from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import GroupState
 from minisgl.replica.diagnosis import rank_of
@@ -142,7 +142,7 @@ def _status(
         attention=started.attention,
         data_types=started.data_types,
         timings=info.timings,
-        standbys=sum(standby.alive and standby.progress == STANDBY_READY for standby in standbys),
+        standbys=sum(standby.alive and standby.has_imported for standby in standbys),
         restarts=info.restarts,
         max_restarts=options.limits.max_restarts,
         last_failure=info.last_failure,

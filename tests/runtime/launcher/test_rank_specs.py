@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from minisgl.config import EngineConfig
-from minisgl.launcher.rank_specs import ipc_plans, rank_specs
+from minisgl.launcher.rank_specs import ipc_plans, rank_specs, standby_specs
 from minisgl.scheduler.process import SchedulerProcessConfig
 
 _ENGINE = EngineConfig(model="/models/x", tensor_parallel=4, rendezvous="file:///run/rendezvous1")
@@ -45,3 +47,12 @@ def test_process_ids_are_constrained_only_where_pods_share_devices() -> None:
     assert {spec.pid_residue for spec in rank_specs(cuda, _ALL, _PLANS)} == {None}
     assert {spec.pid_residue for spec in rank_specs(_ENGINE, range(2, 4), _PLANS)} == {None}
     assert [spec.pid_residue for spec in rank_specs(cuda, range(2, 4), _PLANS)] == [(2, 4), (3, 4)]
+
+
+def test_standbys_differ_from_ranks_only_in_their_work() -> None:
+    engine = EngineConfig(model="/models/x", device="cuda", tensor_parallel=4)
+    scheduler = SchedulerProcessConfig(engine=engine, address="ipc:///run/scheduler", model_name="x", drains=True)
+    for ranks in (range(2), range(2, 4)):
+        specs = rank_specs(engine, ranks, _PLANS, scheduler)
+        workless = [msgspec.structs.replace(spec, config=None, drains=False) for spec in specs]
+        assert workless == standby_specs(engine, ranks)

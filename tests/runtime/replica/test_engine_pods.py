@@ -140,6 +140,27 @@ def test_two_pods_recover_from_the_death_of_each_rank_and_of_a_pod(
     assert _answers(pods) == expected
 
 
+def test_pods_do_their_imports_while_they_wait_for_others(replica: Start) -> None:
+    pods = replica(0, "--tp", "2", "--ranks-per-pod", "1")
+    member = pods.add(index=1)
+    member.wait_for(phase="Waiting", standbys=1)
+    imported = member.children()["standby-rank1"]
+    leader = pods.add(index=0)
+    status = leader.wait_for(phase="Ready")
+    assert member.children()["rank1"] == imported
+    timings = status["timings"]
+    assert timings["start"] > timings["load"], "imports count as the start, also when they began before"
+
+    member.kill()
+    leader.kill()
+    leader.start()
+    leader.wait_for(phase="Waiting", standbys=1)
+    imported = leader.children()["standby-rank0"]
+    member.start()
+    leader.wait_for(phase="Ready")
+    assert leader.children()["rank0"] == imported
+
+
 def test_two_pods_serve_over_ipv6(replica: Start) -> None:
     pods = replica(2, "--tp", "2", "--ranks-per-pod", "1", "--served-model-name", "tiny", host="::1")
     leader, member = pods.all
