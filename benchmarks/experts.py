@@ -1,8 +1,9 @@
-"""Experts of Qwen3-30B-A3B, with the roofline: `python benchmarks/experts.py [TOKENS …] [--fp8]`.
+"""Experts of Qwen3-30B-A3B, with the roofline: `python benchmarks/experts.py [TOKENS …] [--fp8] [--int4]`.
 
 Times are µs of one layer's router, experts and weighted sum in a CUDA graph of many layers, with weights that do not
-stay in the L2 cache, for each implementation; with `--fp8` also with weights in FP8 blocks. The roofline is one read of
-the weights of the selected experts in bf16.
+stay in the L2 cache, for each implementation; with `--fp8` also with weights in FP8 blocks, with `--int4` in groups of
+128. The roofline is one read of the weights of the selected experts in bf16, or in INT4. With `--alike 0.7` tokens
+have this share of their variance in common, so that many of them select the same experts.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from typing import Any
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.experts_triton import Scales, Tiles, run_chosen, weighted_sum
+from minisgl.kernels.experts_triton import Scales, Tiles, choose_tiles, run_chosen, weighted_sum
 from minisgl.kernels.experts_vector_gluon import run_experts_vector
 from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
+from minisgl.kernels.int4_experts_rows_gluon import run_int4_experts_rows
+from minisgl.kernels.int4_experts_vector_gluon import run_int4_experts_vector
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.int4_weight import Int4Weight
 from minisgl.layers.linear import linear
 from minisgl.moe.experts import experts_grouped
 from minisgl.moe.mixture import mixture_of_experts
@@ -113,6 +118,47 @@ def fp8_implementations(tokens: int) -> dict[str, Fp8Implementation]:
     return found
 
 
+GROUP = 128
+
+
+def random_int4(outputs: int, inputs: int) -> Int4Weight:
+    """[experts, out, in], of the size of `draw(…) * inputs**-0.5`."""
+    words = torch.empty((EXPERTS, outputs // OUTPUTS, inputs // INPUTS * PIECE), device="cuda", dtype=torch.int32)
+    scales = torch.rand(EXPERTS * outputs, inputs // GROUP, device="cuda") * inputs**-0.5 / 4.6
+    zeros = torch.randint(0, 16, scales.shape, device="cuda", dtype=torch.int32)
+    packed = pack_scales(scales.to(torch.bfloat16), zeros).unflatten(0, (EXPERTS, -1))
+    return Int4Weight(words.random_(-(1 << 31), (1 << 31) - 1), packed)
+
+
+Int4Implementation = Callable[[torch.Tensor, torch.Tensor, Int4Weight, Int4Weight], torch.Tensor]
+
+
+def int4_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
+    return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
+
+
+def int4_by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
+    return run_int4_experts_vector(x, logits, *gate_up, *down, TOP_K, renormalize=True)
+
+
+def int4_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
+    return run_int4_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up, *down)
+
+
+def int4_by_tiles(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
+    weights, experts = route(logits, TOP_K, renormalize=True)
+    tiles = choose_tiles(len(x) * TOP_K / EXPERTS, WIDTH, quantized=True)
+    scales = Scales(gate_up.scales, down.scales)
+    return weighted_sum(run_chosen(x, experts, gate_up.words, down.words, tiles, scales), weights)
+
+
+def int4_implementations(tokens: int) -> dict[str, Int4Implementation]:
+    found: dict[str, Int4Implementation] = {"int4 selected": int4_selected}
+    if tokens <= 12:
+        found["int4 vectors"] = int4_by_vectors
+    return found | {"int4 rows": int4_by_rows, "int4 tiles": int4_by_tiles}
+
+
 def choose_experts(x: torch.Tensor, routers: list[torch.Tensor], call: int) -> object:
     return route(linear(x, routers[call % COPIES]), TOP_K, renormalize=True)
 
@@ -129,6 +175,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tokens", nargs="*", type=int, default=TOKENS, help="default: %(default)s")
     parser.add_argument("--fp8", action="store_true", help="also experts in FP8 blocks")
+    parser.add_argument("--int4", action="store_true", help="also experts in INT4")
+    parser.add_argument("--alike", type=float, default=0.0, metavar="SHARE", help="of the variance of tokens")
     parser.add_argument("--selected", action="store_true", help="only the implementations that are in use")
     args = parser.parse_args()
     started = time.monotonic()
@@ -137,18 +185,25 @@ def main() -> None:
     downs = [draw(EXPERTS, HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(COPIES)]
     fp8_gate_ups = [quantized(each) for each in gate_ups] if args.fp8 else []
     fp8_downs = [quantized(each) for each in downs] if args.fp8 else []
+    int4_gate_ups = [random_int4(2 * WIDTH, HIDDEN) for _ in range(COPIES)] if args.int4 else []
+    int4_downs = [random_int4(HIDDEN, WIDTH) for _ in range(COPIES)] if args.int4 else []
+    shared = draw(1, HIDDEN)
     print(f"{torch.cuda.get_device_name()}; µs of a layer")
     for tokens in args.tokens:
-        x = draw(tokens, HIDDEN)
+        x = (1 - args.alike) ** 0.5 * draw(tokens, HIDDEN) + args.alike**0.5 * shared
         logits = linear(x, routers[0])
         used = len(route(logits, TOP_K, renormalize=True)[1].unique())
         size = 3 * WIDTH * HIDDEN
         roofline = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
+        int4_roofline = max(used * size * (0.5 + 4 / GROUP) / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
         routing = microseconds(partial(choose_experts, x, routers), CALLS)
-        print(f"T={tokens} {used} experts, roofline {roofline * 1e6:.1f}, routing {routing:.1f}", flush=True)
+        rooflines = f"roofline {roofline * 1e6:.1f}, in INT4 {int4_roofline * 1e6:.1f}"
+        print(f"T={tokens} {used} experts, {rooflines}, routing {routing:.1f}", flush=True)
         measure(tokens, x, routers, gate_ups, downs, implementations(tokens), args.selected)
         if args.fp8:
             measure(tokens, x, routers, fp8_gate_ups, fp8_downs, fp8_implementations(tokens), args.selected)
+        if args.int4:
+            measure(tokens, x, routers, int4_gate_ups, int4_downs, int4_implementations(tokens), args.selected)
     print(f"{time.monotonic() - started:.0f} s")
 
 
@@ -161,7 +216,8 @@ def measure(
     candidates: Mapping[str, Callable[..., torch.Tensor]],
     only_selected: bool,
 ) -> None:
-    dense = [each.dequantized().bfloat16() if isinstance(each, Fp8Weight) else each for each in (gate_ups[0], downs[0])]
+    first = (gate_ups[0], downs[0])
+    dense = [each if isinstance(each, torch.Tensor) else each.dequantized().bfloat16() for each in first]
     exact = grouped(x, linear(x, routers[0]), *dense).float()
     for name, run in candidates.items():
         if only_selected and not name.endswith("selected"):

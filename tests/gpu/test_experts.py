@@ -10,6 +10,7 @@ from minisgl.kernels import (
     dependent_launch_triton,
     experts_vector_gluon,
     fp8_experts_vector_gluon,
+    int4_experts_rows_gluon,
     int4_experts_vector_gluon,
 )
 from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
@@ -180,6 +181,33 @@ def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: b
     assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
 
 
+@pytest.mark.parametrize("tokens", [5, 20, 39])
+def test_all_tokens_may_select_the_same_experts_in_int4(tokens: int) -> None:
+    """Each of them then has more tokens than a program takes at once."""
+    x, gate_up, down = draw(CROWDED, tokens, torch.bfloat16)
+    stored = in_int4(gate_up, 128), in_int4(down, 128)
+    experts = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
+    shares = torch.full(experts.shape, 0.125, device="cuda", dtype=torch.bfloat16)
+    assert int4_experts_rows_gluon.fits(x, CROWDED.experts, CROWDED.top_k, CROWDED.width)
+    with poisoned_outputs():
+        ours = run_experts(x, shares, experts, *stored, silu_and_mul)
+    dense = [exact_int4(each) for each in stored]
+    expected = by_plain_torch(torch.double, x, shares, experts, *dense)
+    assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
+
+
+def test_the_result_of_a_token_in_int4_does_not_depend_on_other_tokens() -> None:
+    x, gate_up, down = draw(QWEN3_30B, 90, torch.bfloat16)
+    stored = in_int4(gate_up, 128), in_int4(down, 128)
+    experts = choices(QWEN3_30B, 90)
+    shares = torch.rand(experts.shape, device="cuda").bfloat16()
+    many = run_experts(x, shares, experts, *stored, silu_and_mul)
+    backwards = run_experts(x.flip(0), shares.flip(0), experts.flip(0), *stored, silu_and_mul)
+    torch.testing.assert_close(backwards.flip(0), many, rtol=0, atol=0)
+    few = run_experts(x[7:12], shares[7:12], experts[7:12], *stored, silu_and_mul)
+    torch.testing.assert_close(few, many[7:12], rtol=0, atol=0)
+
+
 def test_blocks_are_dequantized_as_on_a_cpu() -> None:
     stored = in_fp8(draw(FEW, 1, torch.bfloat16)[1])
     with poisoned_outputs():
@@ -242,14 +270,17 @@ def test_any_logits_select_distinct_existing_experts(value: float) -> None:
 
 
 @pytest.mark.captures
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 40, MAX_TOKENS + 50])
+@pytest.mark.parametrize(
+    ("tokens", "int4"), [*((tokens, False) for tokens in (1, 2, 3, 4, 40, MAX_TOKENS + 50)), (2, True), (40, True)]
+)
 @torch.inference_mode()
 def test_kernels_that_start_early_read_no_data_of_an_earlier_layer(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
+    tokens: int, int4: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launched one after the other in the ordinary way, the same kernels give the same."""
     sizes = QWEN3_30B
-    x, gate_up, down = draw(sizes, tokens, torch.bfloat16)
+    x, *experts = draw(sizes, tokens, torch.bfloat16)
+    gate_up, down = (in_int4(each, 128) for each in experts) if int4 else experts
     routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
     norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", sizes.hidden, 1e-6)
     norm.weight.fill_(1.0)

@@ -26,12 +26,9 @@ MAX_TOKENS = 2048
 """Most tokens: above this, torch's grouped product is faster where it has a kernel."""
 
 
-@triton.jit(do_not_specialize=["pairs", "tokens"])
-def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Each program: the pairs of one expert in order, and their number, at most one per token."""
-    start_next(PDL)
-    wait_for_previous(PDL)
-    expert = tl.program_id(0)
+@triton.jit
+def store_pairs(experts, pairs_of, counts, expert, pairs, tokens, BLOCK: tl.constexpr):
+    """Store the pairs of an expert in order, and their number, at most one per token."""
     count = 0
     for begin in range(0, pairs, BLOCK):
         pair = begin + tl.arange(0, BLOCK)
@@ -40,6 +37,14 @@ def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.conste
         tl.store(pairs_of + expert * tokens + place, pair, mine)
         count += tl.sum(mine.to(tl.int32), 0)
     tl.store(counts + expert, count)
+
+
+@triton.jit(do_not_specialize=["pairs", "tokens"])
+def _pairs_of_experts(experts, pairs_of, counts, pairs, tokens, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Each program: one expert."""
+    start_next(PDL)
+    wait_for_previous(PDL)
+    store_pairs(experts, pairs_of, counts, tl.program_id(0), pairs, tokens, BLOCK)
 
 
 @triton.jit

@@ -96,13 +96,9 @@ def load_scales(
 
 
 @gluon.jit
-def unpack(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr):
-    """Words [warps, 2, 128] to bfloat16 [groups × warps, 16, inputs of a group]."""
-    layout: gl.constexpr = word_layout(WARPS, GROUPS)
-    BLOCKS: gl.constexpr = 4 // GROUPS
-    # [warp, 8 outputs of 16, output of 8, thread of 4, group, 32 inputs]
-    words = gl.permute(gl.reshape(words, [WARPS, 2, 8, 4, GROUPS, BLOCKS]), [4, 0, 1, 2, 5, 3])
-    words = gl.convert_layout(gl.reshape(words, [GROUPS * WARPS, 16, BLOCKS * 4]), layout, assert_trivial=True)
+def unpack_words(words, zero):
+    """Words [groups, outputs, words of a group] as `word_layout` has them, with zero points for them, twice in 32 bits,
+    to bfloat16 [groups, outputs, inputs of a group]."""
     # Two numbers at a time: 128 + q has q in the lowest bits of a bfloat16; minus 128 + zero point it is exact.
     e0, e1, e2, e3, e4, e5, e6, e7 = gl.inline_asm_elementwise(
         """
@@ -133,8 +129,22 @@ def unpack(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr):
     )
     pairs = gl.join(gl.join(gl.join(e0, e1), gl.join(e2, e3)), gl.join(gl.join(e4, e5), gl.join(e6, e7)))
     # [.., outputs, 32 inputs, thread of 4, bit 0 of the input, bit 3, bit 4]
-    pairs = gl.permute(gl.reshape(pairs, [GROUPS * WARPS, 16, BLOCKS, 4, 2, 2, 2]), [0, 1, 2, 6, 5, 3, 4])
-    pairs = gl.reshape(pairs, [GROUPS * WARPS, 16, 32 * BLOCKS])
+    groups: gl.constexpr = words.shape[0]
+    outputs: gl.constexpr = words.shape[1]
+    count: gl.constexpr = words.shape[2]
+    pairs = gl.permute(gl.reshape(pairs, [groups, outputs, count // 4, 4, 2, 2, 2]), [0, 1, 2, 6, 5, 3, 4])
+    return gl.reshape(pairs, [groups, outputs, count * 8])
+
+
+@gluon.jit
+def unpack(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr):
+    """Words [warps, 2, 128] to bfloat16 [groups × warps, 16, inputs of a group]."""
+    layout: gl.constexpr = word_layout(WARPS, GROUPS)
+    BLOCKS: gl.constexpr = 4 // GROUPS
+    # [warp, 8 outputs of 16, output of 8, thread of 4, group, 32 inputs]
+    words = gl.permute(gl.reshape(words, [WARPS, 2, 8, 4, GROUPS, BLOCKS]), [4, 0, 1, 2, 5, 3])
+    words = gl.convert_layout(gl.reshape(words, [GROUPS * WARPS, 16, BLOCKS * 4]), layout, assert_trivial=True)
+    pairs = unpack_words(words, zero)
     return gl.convert_layout(pairs, gl.DotOperandLayout(0, mma_layout(WARPS), 2), assert_trivial=True)
 
 

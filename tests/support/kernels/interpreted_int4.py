@@ -1,6 +1,7 @@
-"""The kernel that dequantizes weights of 4 bits in Triton's interpreter on a CPU, against torch.
+"""Kernels for weights of 4 bits in Triton's interpreter on a CPU, against torch: dequantization, and what the kernels
+of experts begin with.
 
-Run `python -m support.kernels.interpreted_int4`. Prints, as JSON, whether each group size agrees.
+Run `python -m support.kernels.interpreted_int4`. Prints, as JSON, whether each case agrees.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import torch
 
 from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words
+from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
 def agrees(group: int) -> bool:
@@ -24,7 +26,23 @@ def agrees(group: int) -> bool:
     return torch.equal(dequantize_words_cuda(words, scales), dequantize_words(words, scales))
 
 
+def agrees_on_pairs(tokens: int, hidden: int) -> bool:
+    from minisgl.kernels.int4_experts_pairs_triton import pairs_and_rows
+
+    x = torch.randn(tokens, hidden).half()
+    experts = torch.stack([torch.randperm(7)[:3] for _ in range(tokens)]).int()
+    # The inputs of a word's outputs, as `int4_words` has them: two neighbours each, 8 apart.
+    ordered = x.view(tokens, -1, 4, 4, 2).transpose(2, 3).reshape(tokens, hidden)
+    pairs_of, counts, rows = pairs_and_rows(x, experts, 7)
+    found = [row[:count].tolist() for row, count in zip(pairs_of, counts.tolist(), strict=True)]
+    expected = [torch.where(experts.flatten() == expert)[0].tolist() for expert in range(7)]
+    return torch.equal(rows, ordered) and found == expected
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1"
+    allow_loops_to_a_loaded_end()
     torch.manual_seed(0)
-    print(json.dumps({f"groups of {group}": agrees(group) for group in (64, 128)}))
+    cases = {f"groups of {group}": agrees(group) for group in (64, 128)}
+    cases |= {f"pairs of {tokens} tokens": agrees_on_pairs(tokens, hidden) for tokens, hidden in ((1, 128), (9, 1152))}
+    print(json.dumps(cases))
