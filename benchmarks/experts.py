@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from graph_timing import microseconds
+from minisgl.kernels.experts_rows_gluon import run_experts_rows
 from minisgl.kernels.experts_triton import Scales, Tiles, choose_tiles, run_chosen, weighted_sum
 from minisgl.kernels.experts_vector_gluon import run_experts_vector
 from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
-from minisgl.kernels.int4_experts_rows_gluon import run_int4_experts_rows
 from minisgl.kernels.int4_experts_vector_gluon import run_int4_experts_vector
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
 from minisgl.layers.activation import silu_and_mul
@@ -101,8 +101,12 @@ def fp8_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down
     return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
 
 
+def fp8_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down: Fp8Weight) -> torch.Tensor:
+    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up, *down)
+
+
 def fp8_implementations(tokens: int) -> dict[str, Fp8Implementation]:
-    found: dict[str, Fp8Implementation] = {"fp8 selected": fp8_selected}
+    found: dict[str, Fp8Implementation] = {"fp8 selected": fp8_selected, "fp8 rows": fp8_by_rows}
     for tiles in FP8_CANDIDATES:
         if not tokens // 64 <= tiles.rows <= max(tokens // 4, 16) or tokens == 1:
             continue
@@ -142,7 +146,7 @@ def int4_by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, 
 
 
 def int4_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
-    return run_int4_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up, *down)
+    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up, *down)
 
 
 def int4_by_tiles(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:

@@ -8,14 +8,16 @@ import torch
 import support.kernels.experts
 from minisgl.kernels import (
     dependent_launch_triton,
+    experts_rows_gluon,
     experts_vector_gluon,
     fp8_experts_vector_gluon,
-    int4_experts_rows_gluon,
     int4_experts_vector_gluon,
 )
 from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
+from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.new_weight import Weight
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.parameters import Parameters
 from minisgl.layers.pre_norm import normalize_and_project
@@ -181,31 +183,62 @@ def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: b
     assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
 
 
-@pytest.mark.parametrize("tokens", [5, 20, 39])
-def test_all_tokens_may_select_the_same_experts_in_int4(tokens: int) -> None:
+def stored_as(
+    weights: str, gate_up: torch.Tensor, down: torch.Tensor
+) -> tuple[tuple[Weight, Weight], tuple[torch.Tensor, torch.Tensor]]:
+    """Weights in FP8 or INT4, and what they are in float32."""
+    if weights == "FP8":
+        blocks = in_fp8(gate_up), in_fp8(down)
+        return blocks, (blocks[0].dequantized(), blocks[1].dequantized())
+    words = in_int4(gate_up, 128), in_int4(down, 128)
+    return words, (exact_int4(words[0]), exact_int4(words[1]))
+
+
+@pytest.mark.parametrize("tokens", [5, 20, 31])
+@pytest.mark.parametrize("weights", ["FP8", "INT4"])
+def test_all_tokens_may_select_the_same_quantized_experts(weights: str, tokens: int) -> None:
     """Each of them then has more tokens than a program takes at once."""
     x, gate_up, down = draw(CROWDED, tokens, torch.bfloat16)
-    stored = in_int4(gate_up, 128), in_int4(down, 128)
-    experts = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
-    shares = torch.full(experts.shape, 0.125, device="cuda", dtype=torch.bfloat16)
-    assert int4_experts_rows_gluon.fits(x, CROWDED.experts, CROWDED.top_k, CROWDED.width)
+    stored, dense = stored_as(weights, gate_up, down)
+    chosen = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
+    shares = torch.full(chosen.shape, 0.125, device="cuda", dtype=torch.bfloat16)
+    words = stored[1][0]
+    assert experts_rows_gluon.fits(x, words, CROWDED.top_k)
     with poisoned_outputs():
-        ours = run_experts(x, shares, experts, *stored, silu_and_mul)
-    dense = [exact_int4(each) for each in stored]
-    expected = by_plain_torch(torch.double, x, shares, experts, *dense)
-    assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
+        ours = run_experts(x, shares, chosen, *stored, silu_and_mul)
+    expected = by_plain_torch(torch.double, x, shares, chosen, *dense)
+    assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, chosen, *dense))
 
 
-def test_the_result_of_a_token_in_int4_does_not_depend_on_other_tokens() -> None:
+@pytest.mark.parametrize("weights", ["FP8", "INT4"])
+def test_the_result_of_a_token_in_quantized_experts_does_not_depend_on_other_tokens(weights: str) -> None:
     x, gate_up, down = draw(QWEN3_30B, 90, torch.bfloat16)
-    stored = in_int4(gate_up, 128), in_int4(down, 128)
-    experts = choices(QWEN3_30B, 90)
-    shares = torch.rand(experts.shape, device="cuda").bfloat16()
-    many = run_experts(x, shares, experts, *stored, silu_and_mul)
-    backwards = run_experts(x.flip(0), shares.flip(0), experts.flip(0), *stored, silu_and_mul)
+    stored, _ = stored_as(weights, gate_up, down)
+    chosen = choices(QWEN3_30B, 90)
+    shares = torch.rand(chosen.shape, device="cuda").bfloat16()
+    many = run_experts(x, shares, chosen, *stored, silu_and_mul)
+    backwards = run_experts(x.flip(0), shares.flip(0), chosen.flip(0), *stored, silu_and_mul)
     torch.testing.assert_close(backwards.flip(0), many, rtol=0, atol=0)
-    few = run_experts(x[7:12], shares[7:12], experts[7:12], *stored, silu_and_mul)
+    few = run_experts(x[7:12], shares[7:12], chosen[7:12], *stored, silu_and_mul)
     torch.testing.assert_close(few, many[7:12], rtol=0, atol=0)
+
+
+def test_every_fp8_number_is_right_in_experts() -> None:
+    """Each expert has weights that are all the same number, and one token, all ones."""
+    # All but NaN, which no checkpoint may have.
+    bits = torch.tensor([bits for bits in range(256) if bits & 0x7F != 0x7F], device="cuda", dtype=torch.uint8)
+    count = len(bits)
+    values = bits[:, None, None].expand(count, 256, 128).contiguous().view(torch.float8_e4m3fn)
+    gate_up = Fp8Weight(values, torch.full((count, 2, 1), 1 / 128, device="cuda"))
+    down = Fp8Weight(values[:, :128].contiguous(), torch.full((count, 1, 1), 1 / 128, device="cuda"))
+    x = torch.ones(count, 128, device="cuda", dtype=torch.bfloat16)
+    chosen = torch.arange(count, dtype=torch.int32, device="cuda")[:, None]
+    shares = torch.ones(count, 1, device="cuda", dtype=torch.bfloat16)
+    assert experts_rows_gluon.fits(x, down.values, 1)
+    ours = run_experts(x, shares, chosen, gate_up, down, silu_and_mul)
+    expected = by_plain_torch(torch.double, x, shares, chosen, gate_up.dequantized(), down.dequantized())
+    # Numbers are 1/8 apart at most.
+    torch.testing.assert_close(ours.double(), expected, rtol=2e-2, atol=0)
 
 
 def test_blocks_are_dequantized_as_on_a_cpu() -> None:
@@ -271,16 +304,23 @@ def test_any_logits_select_distinct_existing_experts(value: float) -> None:
 
 @pytest.mark.captures
 @pytest.mark.parametrize(
-    ("tokens", "int4"), [*((tokens, False) for tokens in (1, 2, 3, 4, 40, MAX_TOKENS + 50)), (2, True), (40, True)]
+    ("tokens", "weights"),
+    [
+        *((tokens, "bf16") for tokens in (1, 2, 3, 4, 40, MAX_TOKENS + 50)),
+        *((tokens, weights) for tokens in (2, 40) for weights in ("FP8", "INT4")),
+    ],
 )
 @torch.inference_mode()
 def test_kernels_that_start_early_read_no_data_of_an_earlier_layer(
-    tokens: int, int4: bool, monkeypatch: pytest.MonkeyPatch
+    tokens: int, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launched one after the other in the ordinary way, the same kernels give the same."""
     sizes = QWEN3_30B
-    x, *experts = draw(sizes, tokens, torch.bfloat16)
-    gate_up, down = (in_int4(each, 128) for each in experts) if int4 else experts
+    x, dense_gate_up, dense_down = draw(sizes, tokens, torch.bfloat16)
+    gate_up: Weight = dense_gate_up
+    down: Weight = dense_down
+    if weights != "bf16":
+        gate_up, down = stored_as(weights, dense_gate_up, dense_down)[0]
     routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
     norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", sizes.hidden, 1e-6)
     norm.weight.fill_(1.0)

@@ -177,7 +177,7 @@ class Tiles(NamedTuple):
 
 def fits(x: torch.Tensor, down: torch.Tensor) -> bool:
     """Whether `run_experts_cuda` supports these shapes. Only this file has products with experts in FP8 or INT4."""
-    width = _width(down)
+    width = width_of(down)
     quantized = down.dtype in (torch.float8_e4m3fn, torch.int32)
     return (
         x.dtype in (torch.bfloat16, torch.float16)
@@ -188,7 +188,7 @@ def fits(x: torch.Tensor, down: torch.Tensor) -> bool:
     )
 
 
-def _width(down: torch.Tensor) -> int:
+def width_of(down: torch.Tensor) -> int:
     """Intermediate size of experts of which these are the weights behind the activation."""
     return down.shape[2] * WORD // INT4_OUTPUTS if down.dtype == torch.int32 else down.shape[2]
 
@@ -220,7 +220,7 @@ def run_experts_cuda(
     """Compute `run_experts` with SiLU for supported shapes. `weights` and `experts` are contiguous; sums are in
     float32. `scales`: those of experts in FP8 or INT4, whose `gate_up` and `down` are the words of `int4_words`,
     [E, 2 N / 64, hidden * 8] and [E, hidden / 64, N * 8]."""
-    tiles = choose_tiles(experts.numel() / len(down), _width(down), quantized=scales is not None)
+    tiles = choose_tiles(experts.numel() / len(down), width_of(down), quantized=scales is not None)
     return weighted_sum(run_chosen(x, experts, gate_up, down, tiles, scales), weights)
 
 
@@ -240,6 +240,17 @@ def choose_tiles(pairs_per_expert: float, width: int, *, quantized: bool = False
     return Tiles(128, outputs, 64, 128, outputs, 3, 4)
 
 
+def pairs_of_experts(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`experts` [T, K] to the pairs of each expert in order [E, T], of which it has counts [E]; both int32."""
+    tokens = len(experts)
+    pairs_of = torch.empty((num_experts, tokens), dtype=torch.int32, device=experts.device)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)
+    _pairs_of_experts[(num_experts,)](
+        experts, pairs_of, counts, experts.numel(), tokens, BLOCK=1024, num_warps=4, **dependent_launch(experts.device)
+    )
+    return pairs_of, counts
+
+
 def run_chosen(
     x: torch.Tensor,
     experts: torch.Tensor,
@@ -252,7 +263,7 @@ def run_chosen(
     # A product is scaled as a whole.
     assert scales is None or (tiles.gate_up_inputs <= FP8_BLOCK and tiles.down_inputs <= FP8_BLOCK)
     tokens, hidden = x.shape
-    num_experts, width, top_k = len(down), _width(down), experts.shape[1]
+    num_experts, width, top_k = len(down), width_of(down), experts.shape[1]
     scaled = gate_up_groups = down_groups = 0
     if scales is not None and down.dtype == torch.int32:
         assert tiles.gate_up_outputs == tiles.down_outputs == INT4_OUTPUTS
@@ -261,18 +272,15 @@ def run_chosen(
         down_groups = scales.down.shape[2] * INT4_INPUTS // (width * INT4_OUTPUTS)
     elif scales is not None:
         scaled = FP8_BLOCK
-    pairs = tokens * top_k
+    pairs_of, counts = pairs_of_experts(experts, num_experts)
     launch = dependent_launch(x.device)
-    pairs_of = torch.empty((num_experts, tokens), dtype=torch.int32, device=x.device)
-    counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
-    _pairs_of_experts[(num_experts,)](experts, pairs_of, counts, pairs, tokens, BLOCK=1024, num_warps=4, **launch)
-    inner = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
+    inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // tiles.gate_up_outputs, num_experts)](
         x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, inner, tokens, INPUTS=hidden,
         WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs, BLOCK_K=tiles.gate_up_inputs,
         SCALED=scaled, GROUPS=gate_up_groups, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
-    outer = torch.empty((pairs, hidden), dtype=x.dtype, device=x.device)
+    outer = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // tiles.down_outputs, num_experts)](
         inner, pairs_of, counts, down, down if scales is None else scales.down, outer, tokens, WIDTH=width,
         OUTPUTS=hidden, ROWS=tiles.rows, BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs, SCALED=scaled,

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Words of four FP8 weights, and of the four inputs that they are multiplied with, to float32 in registers.
+"""Words of four FP8 weights to float32 or bfloat16, and of the four inputs that they are multiplied with, in registers.
 
 A loop keeps words in registers: single FP8 numbers would each take one."""
 
@@ -29,6 +29,38 @@ def four_floats(words):
         "=f,=f,=f,=f,r",
         [words],
         dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def four_bfloat16(words):
+    """As `four_floats`, to bfloat16; NaN becomes 480."""
+    # The bits of e4m3 in those of bfloat16 are a number that is too small by 2^120; so are numbers below the smallest
+    # normal one.
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 t, u, m;
+            mov.b32 m, 0x7B807B80;
+            prmt.b32 t, $4, 0, 0x1404;
+            and.b32 u, t, 0x7F007F00;
+            shr.u32 u, u, 4;
+            lop3.b32 t, t, 0x80008000, u, 0xEA;
+            mul.rn.bf16x2 t, t, m;
+            mov.b32 {$0, $1}, t;
+            prmt.b32 t, $4, 0, 0x3424;
+            and.b32 u, t, 0x7F007F00;
+            shr.u32 u, u, 4;
+            lop3.b32 t, t, 0x80008000, u, 0xEA;
+            mul.rn.bf16x2 t, t, m;
+            mov.b32 {$2, $3}, t;
+        }
+        """,
+        "=h,=h,=h,=h,r",
+        [words],
+        dtype=(gl.bfloat16,) * 4,
         is_pure=True,
         pack=1,
     )

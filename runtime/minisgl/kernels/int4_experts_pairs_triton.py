@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Pairs of each expert, and rows in the order of `int4_experts_rows_gluon`, in one launch on CUDA."""
+"""Pairs of each expert, and rows in the order of `experts_rows_gluon`, in one launch on CUDA."""
 
 import torch
 import triton

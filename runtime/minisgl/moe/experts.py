@@ -56,12 +56,12 @@ def _run_quantized_experts(
     assert not isinstance(gate_up, torch.Tensor) and not isinstance(down, torch.Tensor)
     assert activation is silu_and_mul
     if x.is_cuda:
-        from minisgl.kernels import int4_experts_rows_gluon as int4
+        from minisgl.kernels import experts_rows_gluon as rows
         from minisgl.kernels.experts_triton import Scales, fits, run_experts_cuda
 
         (gate_ups, gate_up_scales), (downs, down_scales) = gate_up, down
-        if isinstance(down, Int4Weight) and int4.fits(x, len(downs), experts.shape[1], down.shape[2]):
-            return int4.run_int4_experts_rows(x, weights, experts, gate_ups, gate_up_scales, downs, down_scales)
+        if rows.fits(x, downs, experts.shape[1]):
+            return rows.run_experts_rows(x, weights, experts, gate_ups, gate_up_scales, downs, down_scales)
         if fits(x, downs):
             return run_experts_cuda(x, weights, experts, gate_ups, downs, Scales(gate_up_scales, down_scales))
     # With many tokens, the products take longer than this pass.

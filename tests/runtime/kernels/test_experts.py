@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from minisgl.kernels import experts_triton
+from minisgl.kernels import experts_rows_gluon, experts_triton
 from minisgl.kernels.experts_triton import Tiles, choose_tiles
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_experts import CASES
@@ -43,6 +43,19 @@ def test_tiles_of_experts_in_fp8_fit_into_shared_memory(pairs_per_expert: int, w
 def test_tiles_of_experts_in_int4_fit_into_shared_memory(pairs_per_expert: int, groups: int) -> None:
     types = {"weight": "*i32", "scales": "*i32"}
     compile_kernels(choose_tiles(pairs_per_expert, 768, quantized=True), 768, 90, 227 << 10, types, groups=groups)
+
+
+@pytest.mark.parametrize("groups", [0, 1, 2])
+@pytest.mark.parametrize("width", [768, 384])
+def test_the_kernels_for_rows_of_experts_compile_for_hopper(width: int, groups: int) -> None:
+    """They move no weights or inputs between threads: their layouts assert that. Without groups weights are in FP8."""
+    types = dict.fromkeys(("x", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32") | {"tokens": "i32"}
+    types |= {} if groups else {"words": "*fp8e4nv", "scales": "*fp32"}
+    sizes = {"HIDDEN": 2048, "WIDTH": width, "GROUPS": groups, "PDL": True}
+    registers = experts_rows_gluon._INT4_REGISTERS if groups else experts_rows_gluon._FP8_REGISTERS
+    options = {"num_warps": experts_rows_gluon._WARPS, "maxnreg": registers}
+    for kernel, more in ((experts_rows_gluon._gate_up, {"TOP_K": 8}), (experts_rows_gluon._down, {})):
+        assert compiled(kernel, types, sizes | more, options=options).asm["cubin"]
 
 
 def compile_kernels(

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.rehearsal import rehearse
-from minisgl.kernels import int4_experts_pairs_triton, int4_experts_rows_gluon, int4_experts_vector_gluon
+from minisgl.kernels import int4_experts_pairs_triton, int4_experts_vector_gluon
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch
 from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, _few_rows
@@ -56,7 +56,7 @@ def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
         with launches.recorded(Architecture.parse("9.0a")):
             rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
         files = {name.split(".")[-2] for name, _ in launches.keys}
-        assert ({"int4_experts_vector_gluon", "int4_experts_rows_gluon", "int4_experts_pairs_triton"} <= files) is kept
+        assert ({"int4_experts_vector_gluon", "experts_rows_gluon", "int4_experts_pairs_triton"} <= files) is kept
         assert ("experts_vector_gluon" in files) is not kept
         assert "experts_triton" in files
 
@@ -101,17 +101,6 @@ def test_the_kernels_for_experts_compile_for_hopper(width: int, groups: int) -> 
         (int4_experts_vector_gluon._down, int4_experts_vector_gluon._DOWN_WARPS, {"RENORMALIZE": False}),
     ):
         assert compiled(kernel, types, sizes | more, options={"num_warps": warps}).asm["cubin"]
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("width", [768, 384])
-def test_the_kernels_for_rows_of_experts_compile_for_hopper(width: int, groups: int) -> None:
-    """They move no weights or inputs between threads: their layouts assert that."""
-    types = dict.fromkeys(("x", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32") | {"tokens": "i32"}
-    sizes = {"HIDDEN": 2048, "WIDTH": width, "GROUPS": groups, "PDL": True}
-    options = {"num_warps": int4_experts_rows_gluon._WARPS, "maxnreg": int4_experts_rows_gluon._REGISTERS}
-    for kernel, more in ((int4_experts_rows_gluon._gate_up, {"TOP_K": 8}), (int4_experts_rows_gluon._down, {})):
-        assert compiled(kernel, types, sizes | more, options=options).asm["cubin"]
 
 
 def test_the_kernel_for_pairs_of_experts_compiles_for_hopper() -> None:

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code="assignment, attr-defined, var-annotated"
-"""Feed-forward of the selected experts with weights of 4 bits, for a few tokens of each expert. A program reads the
-weights of some outputs of one expert once for up to 16 of its tokens, straight into the registers from which the tensor
-cores take them, as in `int4_few_rows_gluon`. Each of its warps has all inputs of its own outputs.
+"""Feed-forward of the selected experts with weights in INT4 or in FP8 blocks, for a few tokens of each expert. A
+program reads the weights of some outputs of one expert once for up to 16 of its tokens, straight into the registers
+from which the tensor cores take them, as in `int4_few_rows_gluon`. Each of its warps has all inputs of its own outputs.
 
-A pair is a token and one of its experts: pair p is expert choice p % K of token p // K. Threads read 8 inputs of a row
-at once, so rows are in another order, see `in_thread_order`.
+A pair is a token and one of its experts: pair p is expert choice p % K of token p // K. GROUPS: groups of inputs in 128
+of INT4 weights; 0 for FP8 weights.
 """
 
 from typing import Final
@@ -17,19 +17,23 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
-from minisgl.kernels.experts_triton import weighted_sum
+from minisgl.kernels.experts_triton import pairs_of_experts, weighted_sum, width_of
+from minisgl.kernels.fp8_rows import BLOCK
+from minisgl.kernels.fp8_words_gluon import four_bfloat16
 from minisgl.kernels.int4_experts_pairs_triton import pairs_and_rows
 from minisgl.kernels.int4_few_rows_gluon import unpack_words
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, WORD
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
 
 # Functions of this file name no constants: see `int4_few_rows_gluon`.
-assert (OUTPUTS, INPUTS, PIECE) == (64, 128, 1024)
+assert (OUTPUTS, INPUTS, PIECE, BLOCK) == (64, 128, 1024, 128)
 
 _WARPS: Final = 4
-_REGISTERS: Final = 128
+_INT4_REGISTERS: Final = 128
 """Most registers of a thread: four programs run on a multiprocessor."""
+_FP8_REGISTERS: Final = 168
+"""For words that have half as many weights: three programs."""
 _MAX_PAIRS: Final = 24
-"""Most pairs per expert: above this, tiles of dequantized weights are faster. Measured with benchmarks/experts.py."""
+"""Most pairs per expert: above this, tiles of weights in 16 bits are faster. Measured with benchmarks/experts.py."""
 
 
 @gluon.constexpr_function
@@ -44,31 +48,39 @@ def _mma_layout(warps):
 
 @gluon.constexpr_function
 def _word_layout(warps, groups):
-    """Words [groups, warps × 16 outputs, words of a group] as the tensor cores take what is in them."""
-    blocks = 4 // groups
+    """Words [groups, warps × 16 outputs, words of a group] as the tensor cores take what is in them. Those of FP8 are
+    one group, as they are read: 16 bytes of each thread."""
+    blocks = 4 // max(groups, 1)
     registers = [[0, 0, 4 << i] for i in range(_log2(blocks))] + [[0, 8, 0]]
-    registers += [[1 << i, 0, 0] for i in range(_log2(groups))]
+    registers += [[1 << i, 0, 0] for i in range(_log2(max(groups, 1)))]
     lanes = [[0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    if not groups:
+        registers = [[0, 0, 1], [0, 0, 2], [0, 0, 16], [0, 8, 0]]
+        lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     of_warps = [[0, 16 << i, 0] for i in range(_log2(warps))]
-    return gl.DistributedLinearLayout(registers, lanes, of_warps, [], [groups, 16 * warps, 16 // groups])
+    shape = [groups, 16 * warps, 16 // groups] if groups else [1, 16 * warps, 32]
+    return gl.DistributedLinearLayout(registers, lanes, of_warps, [], shape)
 
 
 @gluon.constexpr_function
 def _memory_layout(warps):
-    """Words [warps × 2 × 8 outputs, 128] as they are read: 16 bytes of each thread follow those of the one before."""
+    """Words of INT4 [warps × 2 × 8 outputs, 128] as they are read: 16 bytes of each thread follow those of the one
+    before."""
     return gl.BlockedLayout([2, 4], [1, 32], [warps, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def _rows_layout(warps, groups, rows):
-    """Inputs [groups, inputs of a group, rows] as the tensor cores take them from rows in the order of
-    `in_thread_order`: 16 bytes of each thread, four of which follow each other. All warps have them all."""
-    registers = [[0, 1, 0], [0, 2, 0], [0, 4, 0]] + [[0, 32 << i, 0] for i in range(_log2(4 // groups))]
-    registers += [[0, 0, 8 << i] for i in range(_log2(rows // 8))]
-    registers += [[1 << i, 0, 0] for i in range(_log2(groups))]
-    lanes = [[0, 8, 0], [0, 16, 0], [0, 0, 1], [0, 0, 2], [0, 0, 4]]
+    """Inputs [groups, inputs of a group, rows], of which a thread reads what its weights are multiplied with, 16 bytes
+    at once. All warps have them all. For INT4 weights rows are in the order of `in_thread_order`."""
+    count = max(groups, 1)
+    registers = [[0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    registers += [[0, 32 << i, 0] for i in range(_log2(4 // groups))] if groups else [[0, 8, 0], [0, 64, 0]]
+    registers += [[0, 0, 8 << i] for i in range(_log2(rows // 8))] + [[1 << i, 0, 0] for i in range(_log2(count))]
+    lanes = [[0, 8, 0], [0, 16, 0]] if groups else [[0, 16, 0], [0, 32, 0]]
+    lanes += [[0, 0, 1], [0, 0, 2], [0, 0, 4]]
     of_warps = [[0, 0, 0] for _ in range(_log2(warps))]
-    return gl.DistributedLinearLayout(registers, lanes, of_warps, [], [groups, 128 // groups, rows])
+    return gl.DistributedLinearLayout(registers, lanes, of_warps, [], [count, 128 // count, rows])
 
 
 @gluon.jit
@@ -79,67 +91,75 @@ def in_thread_order(k):
 
 @gluon.jit
 def _load_step(words, scales, eights, n, step, STEPS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr):
-    """Load 128 inputs of these outputs: words [2 × warps, 128] and scales [groups, 16 × warps], 0 behind the end."""
-    word = gl.arange(0, 128, layout=gl.SliceLayout(0, _memory_layout(WARPS)))
-    at = (eights // 8 * STEPS + step) * 1024 + eights % 8 * 128
-    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, _word_layout(WARPS, GROUPS))))
-    of_output = n // 64 * (STEPS * GROUPS * 64) + n % 64
+    """Load 128 inputs of outputs `n`, zeros behind the end. INT4: words [2 × warps, 128], scales [groups, 16 × warps],
+    and `eights` numbers the same outputs by eights. FP8: words [1, 16 × warps, 32], scales [1, 16 × warps]."""
     there = step < STEPS
+    if GROUPS:
+        word = gl.arange(0, 128, layout=gl.SliceLayout(0, _memory_layout(WARPS)))
+        at = ((eights // 8 * STEPS + step) * 1024 + eights % 8 * 128)[:, None] + word[None, :]
+        group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, _word_layout(WARPS, GROUPS))))
+        of_output = n // 64 * (STEPS * GROUPS * 64) + n % 64
+        of_scale = ((step * GROUPS + group) * 64)[:, None] + of_output[None, :]
+    else:
+        word = gl.arange(0, 32, layout=gl.SliceLayout(0, gl.SliceLayout(1, _word_layout(WARPS, 0))))
+        row = gl.expand_dims(gl.expand_dims(n * (STEPS * 32) + step * 32, 0), 2)
+        at = row + gl.expand_dims(gl.expand_dims(word, 0), 1)
+        of_scale = (n // 128 * STEPS + step)[None, :]
     return (
-        gl.load(words + (at[:, None] + word[None, :]), there, other=0, cache_modifier=".cg"),
-        gl.load(scales + (((step * GROUPS + group) * 64)[:, None] + of_output[None, :]), there, other=0),
+        gl.load(words + at, there, other=0, cache_modifier=".cg"),
+        gl.load(scales + of_scale, there, other=0),
     )
 
 
 @gluon.jit
 def _load_rows(x, row, step, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
     """Load 128 inputs of rows that begin at `row`: [groups, inputs of a group, rows]."""
-    GROUP: gl.constexpr = 128 // GROUPS
+    COUNT: gl.constexpr = max(GROUPS, 1)
     layout: gl.constexpr = _rows_layout(WARPS, GROUPS, ROWS)
-    group = gl.arange(0, GROUPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-    k = gl.arange(0, GROUP, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-    at = (step * 128 + group * GROUP)[:, None] + k[None, :]
+    group = gl.arange(0, COUNT, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    k = gl.arange(0, 128 // COUNT, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
+    at = (step * 128 + group * (128 // COUNT))[:, None] + k[None, :]
     return gl.load(x + (gl.expand_dims(at, 2) + gl.expand_dims(gl.expand_dims(row, 0), 1)))
 
 
 @gluon.jit
 def _operand(part, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
-    """What `_load_rows` has loaded, for the tensor cores."""
-    GROUP: gl.constexpr = 128 // GROUPS
-    # [.., 32 inputs, thread of 4, bits 3 and 4 of the input, bit 0, rows]
-    part = gl.permute(gl.reshape(part, [GROUPS, GROUP // 32, 4, 4, 2, ROWS]), [0, 1, 3, 2, 4, 5])
-    part = gl.reshape(part, [GROUPS, GROUP, ROWS])
+    """What `_load_rows` has loaded, for the tensor cores: in the order of the weights' inputs."""
+    if GROUPS:
+        # [.., 32 inputs, thread of 4, bits 3 and 4 of the input, bit 0, rows]
+        part = gl.permute(gl.reshape(part, [GROUPS, 4 // GROUPS, 4, 4, 2, ROWS]), [0, 1, 3, 2, 4, 5])
+        part = gl.reshape(part, [GROUPS, 128 // GROUPS, ROWS])
+    else:
+        # [64 inputs, thread of 4, word, half of a word, bit 0, rows]
+        part = gl.permute(gl.reshape(part, [2, 4, 4, 2, 2, ROWS]), [0, 2, 3, 1, 4, 5])
+        part = gl.reshape(part, [1, 128, ROWS])
     return gl.convert_layout(part, gl.DotOperandLayout(1, _mma_layout(WARPS), 2), assert_trivial=True)
 
 
 @gluon.jit
 def _add_product(total, tile, part, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
     """`total` + products of a step, [groups, 16 × warps, rows]."""
-    words, scale = tile
+    words, factor = tile
     layout: gl.constexpr = _mma_layout(WARPS)
-    BLOCKS: gl.constexpr = 4 // GROUPS
-    zero = ((scale & 15) | 0x4300) * 0x10001
-    # [8 outputs, output of 8, thread of 4, group, 32 inputs]
-    words = gl.permute(gl.reshape(words, [2 * WARPS, 8, 4, GROUPS, BLOCKS]), [3, 0, 1, 4, 2])
-    words = gl.reshape(words, [GROUPS, 16 * WARPS, BLOCKS * 4])
-    words = gl.convert_layout(words, _word_layout(WARPS, GROUPS), assert_trivial=True)
-    weights = unpack_words(words, gl.expand_dims(zero, 2))
+    if GROUPS:
+        BLOCKS: gl.constexpr = 4 // GROUPS
+        zero = ((factor & 15) | 0x4300) * 0x10001
+        # [8 outputs, output of 8, thread of 4, group, 32 inputs]
+        words = gl.permute(gl.reshape(words, [2 * WARPS, 8, 4, GROUPS, BLOCKS]), [3, 0, 1, 4, 2])
+        words = gl.reshape(words, [GROUPS, 16 * WARPS, BLOCKS * 4])
+        words = gl.convert_layout(words, _word_layout(WARPS, GROUPS), assert_trivial=True)
+        weights = unpack_words(words, gl.expand_dims(zero, 2))
+        factor = (factor & -16).to(gl.float32, bitcast=True)
+    else:
+        e0, e1, e2, e3 = four_bfloat16(words)
+        weights = gl.join(gl.join(e0, e1), gl.join(e2, e3))
+        # [outputs, 64 inputs, thread of 4, word, bit 0, half of a word]
+        weights = gl.permute(gl.reshape(weights, [16 * WARPS, 2, 4, 4, 2, 2]), [0, 1, 3, 5, 2, 4])
+        weights = gl.reshape(weights, [1, 16 * WARPS, 128])
     weights = gl.convert_layout(weights, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
-    none = gl.zeros([GROUPS, 16 * WARPS, ROWS], gl.float32, layout=layout)
-    factor = (scale & -16).to(gl.float32, bitcast=True)
+    none = gl.zeros([max(GROUPS, 1), 16 * WARPS, ROWS], gl.float32, layout=layout)
     factor = gl.convert_layout(factor, gl.SliceLayout(2, layout), assert_trivial=True)
     return total + mma_v2(weights, part, none) * gl.expand_dims(factor, 2)
-
-
-@gluon.jit
-def _load_tiles(
-    words, scales, eights, n, step, STRIDE: gl.constexpr, STEPS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr
-):  # fmt: skip
-    """Load 128 inputs of two tiles of outputs, of which the second is STRIDE outputs behind the first."""
-    return (
-        _load_step(words, scales, eights, n, step, STEPS, WARPS, GROUPS),
-        _load_step(words, scales, eights + STRIDE // 8, n + STRIDE, step, STEPS, WARPS, GROUPS),
-    )
 
 
 @gluon.jit
@@ -147,9 +167,9 @@ def _multiply(
     x, row, words, scales, eights, n, tiles,
     STRIDE: gl.constexpr, STEPS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """Products of the rows of x that begin at `row` with two tiles of outputs, of which `tiles` has the first step:
-    [16 × warps, rows] each."""
-    first = gl.zeros([GROUPS, 16 * WARPS, ROWS], gl.float32, layout=_mma_layout(WARPS))
+    """Products of the rows of x that begin at `row` with two tiles of outputs, [16 × warps, rows] each. The second is
+    STRIDE outputs behind the first; `tiles` has their first step."""
+    first = gl.zeros([max(GROUPS, 1), 16 * WARPS, ROWS], gl.float32, layout=_mma_layout(WARPS))
     second = first
     part = _load_rows(x, row, 0, WARPS, GROUPS, ROWS)
     for step in range(STEPS):
@@ -162,6 +182,30 @@ def _multiply(
         behind = _load_step(words, scales, eights + STRIDE // 8, n + STRIDE, step + 1, STEPS, WARPS, GROUPS)
         tiles = (following, behind)
     return gl.sum(first, 0), gl.sum(second, 0)
+
+
+@gluon.jit
+def _load_first(
+    words, scales, eights, n, STRIDE: gl.constexpr, STEPS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr
+):
+    """Load the first step of both tiles."""
+    return (
+        _load_step(words, scales, eights, n, 0, STEPS, WARPS, GROUPS),
+        _load_step(words, scales, eights + STRIDE // 8, n + STRIDE, 0, STEPS, WARPS, GROUPS),
+    )
+
+
+@gluon.jit
+def _of_expert(words, scales, expert, OUTPUTS: gl.constexpr, STEPS: gl.constexpr, GROUPS: gl.constexpr):
+    """Words of four or eight weights, and scales, of an expert."""
+    if GROUPS:
+        piece = expert.to(gl.int64) * (OUTPUTS // 64 * STEPS)
+        words += piece * 1024
+        scales += piece * (GROUPS * 64)
+    else:
+        words = words.to(gl.pointer_type(gl.int32), bitcast=True) + expert.to(gl.int64) * (OUTPUTS * STEPS * 32)
+        scales += expert * (OUTPUTS // 128 * STEPS)
+    return words, scales
 
 
 @gluon.jit
@@ -203,13 +247,13 @@ def _gate_up_of(
     WARPS: gl.constexpr = gl.num_warps()
     STEPS: gl.constexpr = HIDDEN // 128
     STRIDE: gl.constexpr = 8 * WARPS
-    tiles = _load_tiles(words, scales, eights, n, 0, STRIDE, STEPS, WARPS, GROUPS)
+    tiles = _load_first(words, scales, eights, n, STRIDE, STEPS, WARPS, GROUPS)
     pair = _some_pairs(pairs, first, count, ROWS, WARPS, GROUPS)
     row = pair // TOP_K * HIDDEN
     values = _multiply(x, row, words, scales, eights, n, tiles, STRIDE, STEPS, WARPS, GROUPS, ROWS)
     for t in gl.static_range(2):
         value = _silu_times_up(values[t], out.dtype.element_ty)
-        _store(out, value, pair, first, count, begin + t * STRIDE, WIDTH, True)
+        _store(out, value, pair, first, count, begin + t * STRIDE, WIDTH, GROUPS > 0)
 
 
 @gluon.jit(do_not_specialize=["tokens"])
@@ -219,16 +263,13 @@ def _gate_up(
 ):  # fmt: skip
     """Each program: two tiles of 8 outputs of each warp, of one expert. A tile has the same outputs of gate and up."""
     WARPS: gl.constexpr = gl.num_warps()
-    STEPS: gl.constexpr = HIDDEN // 128
     expert = gl.program_id(1)
     begin = gl.program_id(0) * (16 * WARPS)
     half = gl.arange(0, 2 * WARPS, layout=gl.SliceLayout(1, _memory_layout(WARPS)))
     eights = begin // 8 + half // 2 + half % 2 * (WIDTH // 8)
     n = gl.arange(0, 16 * WARPS, layout=gl.SliceLayout(0, gl.SliceLayout(2, _word_layout(WARPS, GROUPS))))
     n = begin + n // 16 * 8 + n % 8 + n // 8 % 2 * WIDTH
-    piece = expert.to(gl.int64) * (2 * WIDTH // 64 * STEPS)
-    words += piece * 1024
-    scales += piece * (GROUPS * 64)
+    words, scales = _of_expert(words, scales, expert, 2 * WIDTH, HIDDEN // 128, GROUPS)
     pairs = pairs_of + expert * tokens
     wait_for_previous(PDL)
     # Not earlier: the next kernel reads the pairs before it waits.
@@ -251,7 +292,7 @@ def _down_of(
     WARPS: gl.constexpr = gl.num_warps()
     STEPS: gl.constexpr = WIDTH // 128
     STRIDE: gl.constexpr = 16 * WARPS
-    tiles = _load_tiles(words, scales, eights, n, 0, STRIDE, STEPS, WARPS, GROUPS)
+    tiles = _load_first(words, scales, eights, n, STRIDE, STEPS, WARPS, GROUPS)
     pair = _some_pairs(pairs, first, count, ROWS, WARPS, GROUPS)
     start_next(PDL)
     wait_for_previous(PDL)
@@ -267,14 +308,11 @@ def _down(
 ):  # fmt: skip
     """Each program: two tiles of 16 outputs of each warp, of one expert."""
     WARPS: gl.constexpr = gl.num_warps()
-    STEPS: gl.constexpr = WIDTH // 128
     expert = gl.program_id(1)
     begin = gl.program_id(0) * (32 * WARPS)
     eights = begin // 8 + gl.arange(0, 2 * WARPS, layout=gl.SliceLayout(1, _memory_layout(WARPS)))
     n = begin + gl.arange(0, 16 * WARPS, layout=gl.SliceLayout(0, gl.SliceLayout(2, _word_layout(WARPS, GROUPS))))
-    piece = expert.to(gl.int64) * (HIDDEN // 64 * STEPS)
-    words += piece * 1024
-    scales += piece * (GROUPS * 64)
+    words, scales = _of_expert(words, scales, expert, HIDDEN, WIDTH // 128, GROUPS)
     pairs = pairs_of + expert * tokens
     # The kernel of gate and up began when the pairs were there. The L1 cache may hold those of an earlier layer.
     count = gl.load(counts + expert, cache_modifier=".cg")
@@ -285,18 +323,18 @@ def _down(
         _down_of(x, pairs, end, count, words, scales, eights, n, out, begin, WIDTH, HIDDEN, GROUPS, 8, PDL)
 
 
-def fits(x: torch.Tensor, num_experts: int, top_k: int, width: int) -> bool:
-    """Whether `run_int4_experts_rows` supports these shapes."""
+def fits(x: torch.Tensor, down: torch.Tensor, top_k: int) -> bool:
+    """Whether `run_experts_rows` supports these shapes."""
     return (
         x.dtype == torch.bfloat16
-        and 0 < len(x) * top_k <= _MAX_PAIRS * num_experts
+        and 0 < len(x) * top_k <= _MAX_PAIRS * len(down)
         and x.shape[1] % INPUTS == 0
-        and width % INPUTS == 0
+        and width_of(down) % INPUTS == 0
         and x.is_contiguous()
     )
 
 
-def run_int4_experts_rows(
+def run_experts_rows(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
@@ -306,19 +344,27 @@ def run_int4_experts_rows(
     down_scales: torch.Tensor,
 ) -> torch.Tensor:
     """Compute `run_experts` with SiLU for supported shapes; sums are in float32. `weights` and `experts` are
-    contiguous. `gate_up` [E, 2 N / 64, hidden * 8] and `down` [E, hidden / 64, N * 8] are words in int32."""
-    (tokens, hidden), top_k = x.shape, experts.shape[1]
-    num_experts, width = len(down), down.shape[2] * WORD // OUTPUTS
-    pairs_of, counts, rows = pairs_and_rows(x, experts, num_experts)
-    common = {"num_warps": _WARPS, "maxnreg": _REGISTERS, **dependent_launch(x.device)}
+    contiguous. `gate_up` [E, 2 N, hidden] and `down` [E, hidden, N] are in FP8, or words in int32, [E, 2 N / 64,
+    hidden * 8] and [E, hidden / 64, N * 8]; their scales as in `experts_triton.Scales`."""
+    (tokens, hidden), top_k, num_experts, width = x.shape, experts.shape[1], len(down), width_of(down)
+    if down.dtype == torch.int32:
+        registers = _INT4_REGISTERS
+        gate_up_groups = gate_up_scales.shape[2] * INPUTS // (hidden * OUTPUTS)
+        down_groups = down_scales.shape[2] * INPUTS // (width * OUTPUTS)
+        pairs_of, counts, x = pairs_and_rows(x, experts, num_experts)
+    else:
+        registers = _FP8_REGISTERS
+        gate_up_groups = down_groups = 0
+        pairs_of, counts = pairs_of_experts(experts, num_experts)
+    common = {"num_warps": _WARPS, "maxnreg": registers, **dependent_launch(x.device)}
     inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // (16 * _WARPS), num_experts)](
-        rows, pairs_of, counts, gate_up, gate_up_scales, inner, tokens, HIDDEN=hidden, WIDTH=width, TOP_K=top_k,
-        GROUPS=gate_up_scales.shape[2] * INPUTS // (hidden * OUTPUTS), **common,
+        x, pairs_of, counts, gate_up, gate_up_scales, inner, tokens, HIDDEN=hidden, WIDTH=width, TOP_K=top_k,
+        GROUPS=gate_up_groups, **common,
     )  # fmt: skip
     outer = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // (32 * _WARPS), num_experts)](
-        inner, pairs_of, counts, down, down_scales, outer, tokens, WIDTH=width, HIDDEN=hidden,
-        GROUPS=down_scales.shape[2] * INPUTS // (width * OUTPUTS), **common,
+        inner, pairs_of, counts, down, down_scales, outer, tokens, WIDTH=width, HIDDEN=hidden, GROUPS=down_groups,
+        **common,
     )  # fmt: skip
     return weighted_sum(outer, weights)
