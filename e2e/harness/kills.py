@@ -58,6 +58,7 @@ class Kills:
 
     url: str
     undisturbed: Undisturbed
+    began: float = field(default_factory=time.monotonic)
     kills: int = 0
     requests: int = 0
     gaps: list[float] = field(default_factory=list)
@@ -114,6 +115,7 @@ class Kills:
             "changed_tokens": len(self.changed),
             "gap_p50_s": round(gaps[len(gaps) // 2], 3),
             "gap_p99_s": round(gaps[min(len(gaps) - 1, len(gaps) * 99 // 100)], 3),
+            "seconds": round(time.monotonic() - self.began, 1),
         }
 
     def summary(self) -> str:

@@ -11,10 +11,11 @@ import pytest
 
 from harness import nodes
 from harness.client import ClientPod
-from harness.continuity import Measurement, loaded, write_result
+from harness.continuity import Measurement, loaded
 from harness.mixed_load import KINDS
 from harness.models import cpu_model, spread_model
 from harness.namespace import Namespace
+from support.continuity_results import record
 
 EDITED: Final = {"spec": {"engine": {"args": ["--max-running=8", "--num-pages=257"]}}}
 # An engine starts in a few seconds, and on a machine that is busy in half a minute.
@@ -169,7 +170,7 @@ def test_the_first_request_wakes_a_model_at_zero(
         parts["pod_ready"] = round(time.monotonic() - _age(ready["lastTransitionTime"]) - began, 1)
     measurement(f"from zero to the first token: {parts}")
     counts = {"requests": 1, "failed": 0, "changed_tokens": 0}
-    write_result("from zero", {**counts, "seconds": parts["first_token"], **parts})
+    record("from zero", {**counts, "seconds": parts["first_token"], **parts})
 
 
 def _age(stamp: str) -> float:

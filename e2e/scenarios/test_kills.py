@@ -10,12 +10,13 @@ import pytest
 
 from cluster.containers import ctr
 from harness.client import ClientPod
-from harness.continuity import Measurement, write_result
+from harness.continuity import Measurement
 from harness.kills import Kills, Undisturbed, kills, undisturbed
 from harness.models import cpu_model
 from harness.namespace import Namespace
 from harness.pods import delete_by_force, ready_pods
 from harness.ranks import kill_rank, launcher_status, launcher_url
+from support.continuity_results import record
 
 PODS = ("demo-r0-0", "demo-r0-1")
 SHORT = partial(pytest.param, marks=pytest.mark.short)
@@ -50,9 +51,9 @@ def killing(known: Known, client: ClientPod, tensor: int, count: int) -> Abstrac
     return kills(url, known[key])
 
 
-def check(scenario: str, found: Kills, measurement: Measurement) -> None:
+def check(scenario: str, killed: str, replicas: int, found: Kills, measurement: Measurement) -> None:
     measurement(f"{scenario}: {found.summary()}")
-    write_result(scenario, found.result())
+    record(scenario, {"killed": killed, "replicas": replicas, **found.result()})
     assert not found.failed, found.summary()
     assert not found.changed, found.summary()
 
@@ -84,7 +85,7 @@ def test_answers_go_on_when_ranks_are_killed(
             rank = ranks[number % len(ranks)]
             restarts = launcher_status(urls[0])["restarts"] + 1
             found.kill(partial(kill_rank, namespace, PODS[rank], rank), partial(is_back, restarts))
-    check(f"{request.node.callspec.id} ranks killed", found, measurement)
+    check(f"{request.node.callspec.id} ranks killed", "ranks", 1, found, measurement)
 
 
 @pytest.mark.parametrize(("count", "replicas"), [SHORT(2, 1), SHORT(1, 2), SOAK(25, 1), SOAK(25, 2)])
@@ -95,7 +96,7 @@ def test_answers_go_on_when_pods_are_killed(
     with killing(known, client, 1, count) as found:
         for number in range(count):
             _kill_pods(namespace, found, f"demo-r{number % replicas}-0")
-    check(f"{count} pods killed, {replicas} replicas", found, measurement)
+    check(f"{count} pods killed, {replicas} replicas", "pods", replicas, found, measurement)
 
 
 @pytest.mark.parametrize("count", [SHORT(1), SOAK(10)])
@@ -106,7 +107,7 @@ def test_answers_go_on_when_a_replica_is_killed(
     with killing(known, client, 2, count) as found:
         for _ in range(count):
             _kill_pods(namespace, found, *PODS)
-    check(f"{count} replicas killed", found, measurement)
+    check(f"{count} replicas killed", "replicas", 1, found, measurement)
 
 
 def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:

@@ -30,11 +30,11 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from minisgl.toy.tiny import write_tiny_checkpoint
+from support.continuity_results import record
 from support.frontend.chat_templates import AGENT
 from support.frontend.served import Served, eventually
 from support.launcher.kill_matrix import PLAIN, STARTED, STREAMS
 
-RESULTS: Final = Path(__file__).parents[3] / "benchmarks" / "results" / "continuity.json"
 TOKENS: Final = 400
 SEEDS: Final = 3
 """Answers of each kind."""
@@ -341,13 +341,6 @@ def run(kills: int, ranks: int, folder: Path, seed: int = 0) -> tuple[Figures, l
     return figures, faults
 
 
-def write(name: str, figures: Figures) -> None:
-    """Add the figures of a test to the results."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results.setdefault("scenarios", {})[name] = msgspec.to_builtins(figures)
-    RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="continuity")
     parser.add_argument("--kills", type=int, default=350, help="for each number of ranks")
@@ -358,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for ranks in args.tp:
         with tempfile.TemporaryDirectory(prefix="killed-") as folder:
             figures, found = run(args.kills, ranks, Path(folder), args.seed)
-        write(f"serve --tp {ranks}", figures)
+        record(f"serve --tp {ranks}", {"killed": "ranks", "replicas": 1, **msgspec.to_builtins(figures)})
         print(f"serve --tp {ranks}: {msgspec.json.encode(figures).decode()}", flush=True)
         faults += [f"tp {ranks}: {fault}" for fault in found]
     print("\n".join(faults) if faults else "no faults")
