@@ -22,7 +22,7 @@ from minisgl.kernels.fp8_rows import BLOCK
 from minisgl.kernels.fp8_words_gluon import four_bfloat16
 from minisgl.kernels.int4_experts_pairs_triton import pairs_and_rows
 from minisgl.kernels.int4_few_rows_gluon import unpack_words
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 
 # Functions of this file name no constants: see `int4_few_rows_gluon`.
 assert (OUTPUTS, INPUTS, PIECE, BLOCK) == (64, 128, 1024, 128)
@@ -349,8 +349,8 @@ def run_experts_rows(
     (tokens, hidden), top_k, num_experts, width = x.shape, experts.shape[1], len(down), width_of(down)
     if down.dtype == torch.int32:
         registers = _INT4_REGISTERS
-        gate_up_groups = gate_up_scales.shape[2] * INPUTS // (hidden * OUTPUTS)
-        down_groups = down_scales.shape[2] * INPUTS // (width * OUTPUTS)
+        gate_up_groups = groups_in_piece(gate_up, gate_up_scales)
+        down_groups = groups_in_piece(down, down_scales)
         pairs_of, counts, x = pairs_and_rows(x, experts, num_experts)
     else:
         registers = _FP8_REGISTERS

@@ -20,7 +20,7 @@ from minisgl.kernels.fp8_rows import BLOCK as FP8_BLOCK
 from minisgl.kernels.int4_dequantize_triton import load_piece
 from minisgl.kernels.int4_words import INPUTS as INT4_INPUTS
 from minisgl.kernels.int4_words import OUTPUTS as INT4_OUTPUTS
-from minisgl.kernels.int4_words import WORD
+from minisgl.kernels.int4_words import WORD, groups_in_piece
 
 MAX_TOKENS = 2048
 """Most tokens: above this, torch's grouped product is faster where it has a kernel."""
@@ -268,8 +268,8 @@ def run_chosen(
     if scales is not None and down.dtype == torch.int32:
         assert tiles.gate_up_outputs == tiles.down_outputs == INT4_OUTPUTS
         assert tiles.gate_up_inputs == tiles.down_inputs == INT4_INPUTS
-        gate_up_groups = scales.gate_up.shape[2] * INT4_INPUTS // (hidden * INT4_OUTPUTS)
-        down_groups = scales.down.shape[2] * INT4_INPUTS // (width * INT4_OUTPUTS)
+        gate_up_groups = groups_in_piece(gate_up, scales.gate_up)
+        down_groups = groups_in_piece(down, scales.down)
     elif scales is not None:
         scaled = FP8_BLOCK
     pairs_of, counts = pairs_of_experts(experts, num_experts)

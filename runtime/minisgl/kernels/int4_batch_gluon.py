@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from minisgl.kernels.batch_linear_gluon import store_tile
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 from minisgl.kernels.tensor_maps_gluon import tile_map
 
 _SLOT: Final = 64
@@ -254,13 +254,13 @@ def int4_batch(
     with several splits their partial sums, [splits, M, N] in float32, which have no bias."""
     rows, inputs = x.shape
     outputs, steps = len(words) * OUTPUTS, inputs // INPUTS
-    groups = scales.shape[1] // OUTPUTS // steps
     assert outputs % tile.outputs == 0 and (bias is None or tile.splits == 1)
     shape = (rows, outputs) if tile.splits == 1 else (tile.splits, rows, outputs)
     out = torch.empty(shape, dtype=x.dtype if tile.splits == 1 else torch.float32, device=x.device)
     _int4_batch[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](
         tile_map(x, tile.copied_rows, _SLOT), words, scales, x if bias is None else bias, out,
         rows, outputs, steps, triton.cdiv(steps, tile.splits), ROWS=tile.rows, SLOTS=tile.slots, AHEAD=tile.ahead,
-        GROUPS=groups, BIAS=bias is not None, num_warps=tile.outputs // 16, **dependent_launch(x.device),
+        GROUPS=groups_in_piece(words, scales), BIAS=bias is not None, num_warps=tile.outputs // 16,
+        **dependent_launch(x.device),
     )  # fmt: skip
     return out

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 
 # Functions that kernels of another file share name no constants of this module: Triton leaves those out of the names of
 # some of the kernels.
@@ -53,5 +53,5 @@ def dequantize_words_cuda(words: torch.Tensor, scales: torch.Tensor) -> torch.Te
     steps = words.shape[1] // PIECE
     assert words.is_contiguous() and scales.is_contiguous()
     out = torch.empty((len(words) * OUTPUTS, steps * INPUTS), dtype=torch.bfloat16, device=words.device)
-    _dequantize[(len(words), steps)](words, scales, out, steps, GROUPS=scales.shape[1] // OUTPUTS // steps, num_warps=4)
+    _dequantize[(len(words), steps)](words, scales, out, steps, GROUPS=groups_in_piece(words, scales), num_warps=4)
     return out

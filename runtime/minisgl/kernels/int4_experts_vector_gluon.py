@@ -22,7 +22,7 @@ from minisgl.kernels.int4_few_rows_gluon import (
     store_row,
     word_layout,
 )
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, WORD
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, WORD, groups_in_piece
 from minisgl.kernels.routing_gluon import MAX_EXPERTS, NO_EXPERT, block_of, expert_of, logit_of
 
 _GATE_UP_WARPS = 4
@@ -197,11 +197,11 @@ def run_int4_experts_vector(
     inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // 8, tokens * top_k)](
         x, logits, gate_up, gate_up_scales, inner, HIDDEN=hidden, WIDTH=width, **experts,
-        GROUPS=gate_up_scales.shape[2] * INPUTS // (hidden * OUTPUTS), num_warps=_GATE_UP_WARPS, **launch,
+        GROUPS=groups_in_piece(gate_up, gate_up_scales), num_warps=_GATE_UP_WARPS, **launch,
     )  # fmt: skip
     out = torch.empty_like(x)
     _down[(hidden // 16, tokens)](
         inner, logits, down, down_scales, out, WIDTH=width, HIDDEN=hidden, **experts, RENORMALIZE=renormalize,
-        GROUPS=down_scales.shape[2] * INPUTS // (width * OUTPUTS), num_warps=_DOWN_WARPS, **launch,
+        GROUPS=groups_in_piece(down, down_scales), num_warps=_DOWN_WARPS, **launch,
     )  # fmt: skip
     return out

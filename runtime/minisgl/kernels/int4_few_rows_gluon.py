@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE
+from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 
 # Functions that kernels of another file share name no constants of this module: Triton leaves those out of the names of
 # some of the kernels.
@@ -314,7 +314,7 @@ def int4_few_rows(
     out = torch.empty(shape, dtype=x.dtype if tile.splits == 1 else torch.float32, device=x.device)
     _few_rows[(outputs // (8 if gated else 16), tile.splits)](
         x, words, scales, x if bias is None else bias, out, outputs, rows, INPUTS=inputs, SPLITS=tile.splits,
-        GROUPS=scales.shape[1] * INPUTS // OUTPUTS // inputs, ROWS=8 if rows <= 8 else 16, AHEAD=tile.ahead,
+        GROUPS=groups_in_piece(words, scales), ROWS=8 if rows <= 8 else 16, AHEAD=tile.ahead,
         SINGLE=rows == 1, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, maxnreg=_REGISTERS,
         **dependent_launch(x.device),
     )  # fmt: skip

@@ -59,6 +59,11 @@ def unpack_scales(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (by_output & ~_ZERO_BITS).view(torch.float32), by_output & _ZERO_BITS
 
 
+def groups_in_piece(words: torch.Tensor, scales: torch.Tensor) -> int:
+    """Groups of inputs in a piece: 1 or 2. `words` […, in * 8] and `scales` […, groups * 64] of the same weights."""
+    return scales.shape[-1] * PIECE // (words.shape[-1] * OUTPUTS)
+
+
 def dequantize_words(words: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Weights [out, in] in bfloat16 of `words` [out / 64, in * 8] and `scales` [out / 64, groups * 64]: exact products,
     rounded once."""
