@@ -1,7 +1,6 @@
 """Entry of every process that the launcher starts: `python -m minisgl.launcher.child NAME CONTROL_FD LAUNCHER_PID`.
 
-Further arguments are for a standby: the niceness that its imports add, and the modules that it imports before the
-launcher sends its work.
+Further arguments are modules that a standby imports before the launcher sends its work.
 """
 
 from __future__ import annotations
@@ -31,6 +30,9 @@ logger = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 
+_IMPORT_NICENESS: Final = 10
+"""Added for the imports of a standby: where cores are short they get a tenth of the share of a process that serves."""
+
 
 class Control:
     """A child's end of the control channel to its launcher."""
@@ -45,10 +47,6 @@ class Control:
     def progress(self, text: str) -> None:
         """Report the current step of the start."""
         self._send(control.Progress(text))
-
-    def imported(self) -> None:
-        """Report that the imports of a standby are done."""
-        self._send(control.Imported())
 
     def ready(self, message: control.Ready = control.Ready()) -> None:  # noqa: B008 - it is frozen
         self._send(message)
@@ -107,9 +105,9 @@ def main() -> int:
     channel = Control(socket.socket(fileno=descriptor))
     if sys.argv[4:]:
         _set_title(f"importing-{name}")
-        _import_nicely(int(sys.argv[4]), sys.argv[5:])
+        _import_nicely(sys.argv[4:])
         _set_title(f"minisgl-{name}")
-        channel.imported()
+        channel.progress(control.IMPORTED)
     start = channel.receive_start()
     if start is None:
         return 0
@@ -129,14 +127,14 @@ def main() -> int:
     return 0
 
 
-def _import_nicely(niceness: int, modules: Sequence[str]) -> None:
-    """Import modules with a lower priority of the CPU.
+def _import_nicely(modules: Sequence[str]) -> None:
+    """Import modules while other processes serve, which need the cores more.
 
     A thread does it, because Linux counts niceness by thread, and without privileges none can lower its own again: the
     main thread, which serves later, must keep the usual one."""
 
     def run() -> None:
-        os.nice(niceness)
+        os.nice(_IMPORT_NICENESS)
         for module in modules:
             importlib.import_module(module)
 

@@ -12,6 +12,10 @@ import msgspec
 
 from minisgl.wire.status import DataTypes
 
+IMPORTED: Final = "standing by"
+"""Progress of a standby that has done its imports. Version 0.1.0 knows this text: a launcher outlives an installation
+of another version, whose children it then starts."""
+
 STACKS_SIGNAL: Final = signal.SIGQUIT
 """Has a child write the stacks of its threads to stderr."""
 
@@ -38,10 +42,6 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """Step of a child's start, for human readers: `weights 40 %`."""
 
     text: str
-
-
-class Imported(msgspec.Struct, frozen=True, tag="imported"):
-    """A standby has done its imports."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -72,7 +72,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 ToChild = Start | GaveUp
-FromChild = Progress | Imported | Ready | StartError | Heartbeat
+FromChild = Progress | Ready | StartError | Heartbeat
 
 to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 from_child: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)

@@ -7,7 +7,6 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 
@@ -15,9 +14,6 @@ from minisgl import logging as log
 from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.restarts import GroupObservation
 from minisgl.launcher.stalls import StallMonitor
-
-_STANDBY_NICENESS: Final = 10
-"""Added for the imports of standbys beside processes that serve, which get ten times their share of scarce cores."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,15 +84,15 @@ class Group:
             self.processes.append(self._start(spec) if isinstance(spec, ProcessSpec) else spec)
 
     def prepare(self) -> None:
-        """Start standbys for the first start, which they must not delay: their imports have the usual priority."""
+        """Start standbys for the first start."""
         for spec in self.spec.prepared:
-            self._standbys[spec.name] = self._new(spec, standby_niceness=0)
+            self._standbys[spec.name] = self._new(spec, standby=True)
 
     def start_standbys(self) -> None:
         """Start a standby for each process with modules to preload that has none."""
         for process in self.processes:
             if isinstance(process, Process) and process.spec.preload and process.name not in self._standbys:
-                self._standbys[process.name] = self._new(process.spec, standby_niceness=_STANDBY_NICENESS)
+                self._standbys[process.name] = self._new(process.spec, standby=True)
 
     def dump_stacks(self) -> None:
         """Have the processes of this machine write their stacks to their output."""
@@ -153,5 +149,5 @@ class Group:
         standby.close()
         return self._new(spec)
 
-    def _new(self, spec: ProcessSpec, *, standby_niceness: int | None = None) -> Process:
-        return Process(spec, self._selector, self._log_level, self._on_line, standby_niceness=standby_niceness)
+    def _new(self, spec: ProcessSpec, *, standby: bool = False) -> Process:
+        return Process(spec, self._selector, self._log_level, self._on_line, standby=standby)

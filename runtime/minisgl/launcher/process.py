@@ -106,10 +106,9 @@ class Process:
         log_level: str,
         on_line: Callable[[log.Line], None],
         *,
-        standby_niceness: int | None = None,
+        standby: bool = False,
     ) -> None:
-        """Start the process, or with `standby_niceness` a standby whose imports add it. The data of the selector's keys
-        is the callback."""
+        """Start the process, or a standby for it. The data of the selector's keys is the callback."""
         self.spec = spec
         self.name = spec.name
         self.drains = spec.drains
@@ -129,10 +128,8 @@ class Process:
         self._control, peer = socket.socketpair()
         self._control_rest = b""
         self._output_rest = b""
-        name = spec.name
-        imports: tuple[str, ...] = ()
-        if standby_niceness is not None:
-            name, imports = f"{STANDBY}{spec.name}", (str(standby_niceness), *spec.preload)
+        name = f"{STANDBY}{spec.name}" if standby else spec.name
+        imports = spec.preload if standby else ()
         command = (
             *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
             *(name, str(peer.fileno()), str(os.getpid()), *imports),
@@ -141,7 +138,7 @@ class Process:
             self._popen = _spawn(command, spec, peer.fileno())
         assert self._popen.stdout is not None
         self._output = self._popen.stdout
-        if standby_niceness is None:
+        if not standby:
             self.begin(spec)
         self._control.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
@@ -229,10 +226,11 @@ class Process:
                 case control.Ready():
                     self.is_ready = True
                     self.ready_message = message
+                case control.Progress(text=control.IMPORTED):
+                    # It may already have its work: then this is no step of its start.
+                    self.has_imported = True
                 case control.Progress():
                     self.progress = message.text
-                case control.Imported():
-                    self.has_imported = True
                 case control.StartError():
                     self.start_error = message
                 case control.Heartbeat():

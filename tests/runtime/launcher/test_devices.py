@@ -38,7 +38,7 @@ def test_a_cpu_limit_lowers_the_number_of_cores(
 def test_a_process_id_has_the_residue_that_its_spec_asks_for(rank: int) -> None:
     spec = ProcessSpec(name="rank", target="", config=None, pid_residue=(rank, 3))
     with selectors.DefaultSelector() as selector:
-        process = Process(spec, selector, "info", lambda line: None, standby_niceness=0)
+        process = Process(spec, selector, "info", lambda line: None, standby=True)
         try:
             assert process.pid % 3 == rank
         finally:
