@@ -68,7 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         DType,
         option(
             "data type of weights and KV cache",
-            default="auto, that of config.json, but bfloat16 for float32 on a GPU, and float32 on a CPU",
+            default="auto, that of config.json, but bfloat16 for float32 or quantized ones on a GPU, float32 on a CPU",
         ),
     ] = "auto"
     quantization: Annotated[

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"architecture     {report.architecture}")
         stored = report.quantization or report.dtype
         print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {stored})")
+        print(f"memory           {_memory(report)}")
         print(f"longest sequence {report.max_model_len:,} tokens")
         print(f"--tp             {', '.join(map(str, report.tensor_parallel_sizes))}")
     for kind, findings in (("problem", report.problems), ("note", report.notes)):
@@ -35,6 +36,13 @@ def run(args: argparse.Namespace) -> int:
             print(f"{kind}: {finding.message} ({finding.code})")
     print("can be served" if report.servable else "cannot be served")
     return 0 if report.servable else 1
+
+
+def _memory(report: CheckpointReport) -> str:
+    weights = f"{report.hopper_bytes / 2**30:.2f} GiB of weights"
+    if report.quantization is not None:
+        weights += f" on Hopper GPUs, {report.other_bytes / 2**30:.2f} GiB on others"
+    return f"{weights}; {report.kv_bytes_per_token / 2**10:,.1f} KiB of KV cache for each token"
 
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:

@@ -141,6 +141,8 @@ class _EngineBuilder:
         if device.type == "cuda":
             kv_pool.check_memory_balance(parallel.gather_int(self._free_before))
         clock.end("device", device)
+        # First: a checkpoint whose scales cannot be used is not loaded in vain.
+        self._kv_scales = self._read_kv_scales()
         self._model = model = self._load_model()
         clock.end("load", device)
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
@@ -153,7 +155,6 @@ class _EngineBuilder:
             device=device,
             kv_cache_dtype=config.kv_cache_dtype,
         )
-        self._kv_scales = self._read_kv_scales()
         if preload is not None:
             preload.finish()
         self._backends = select_backends(config.attention_backend, shape)
@@ -259,7 +260,10 @@ class _EngineBuilder:
         config, layers = self._config, self._model_config.num_layers
         if config.kv_cache_dtype != "fp8" or config.dummy_weights:
             return [KVScales()] * layers
-        return read_kv_scales(config.model, layers)
+        scales = read_kv_scales(config.model, layers)
+        given = any(each != KVScales() for each in scales)
+        logger.info("scales of the KV cache: %s", "those of the checkpoint" if given else "1")
+        return scales
 
     def _prefill_sizes(self) -> list[StepSize]:
         """Sizes of the steps with prompts that are captured."""
@@ -384,7 +388,11 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     name = model.dtype_on(config.device, config.dtype)
-    if config.rank == 0 and config.device == "cuda" and model.dtype == "float32" and config.dtype == "auto":
-        logger.info("the checkpoint is float32; it runs in %s, --dtype float32 keeps its type", name)
+    if config.rank == 0 and config.device == "cuda":
+        if config.dtype == "auto" and name != model.dtype:
+            stored = model.dtype
+            logger.info("the checkpoint is %s; it runs in %s, --dtype %s keeps its type", stored, name, stored)
+        elif model.quantization is not None and name != "bfloat16":
+            logger.warning("quantized weights become %s; with --dtype bfloat16 they keep their size on Hopper", name)
     dtype: torch.dtype = getattr(torch, name)
     return dtype

@@ -51,6 +51,13 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     """Format of quantized weights."""
     num_parameters: int = 0
     weight_bytes: int = 0
+    """Bytes of the stored weights."""
+    hopper_bytes: int = 0
+    """Memory for the weights on one Hopper GPU, whose kernels take most quantized weights as they are."""
+    other_bytes: int = 0
+    """The same on other GPUs, in 16 bits."""
+    kv_bytes_per_token: int = 0
+    """Bytes of a token in a KV cache in 16 bits."""
     max_model_len: int | None = None
     """Tokens of the longest sequence that can be served."""
     tensor_parallel_sizes: list[int] = []
@@ -89,6 +96,7 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     report.dtype = config.dtype
     report.quantization = None if config.quantization is None else config.quantization.name
     report.max_model_len = config.max_model_len
+    report.kv_bytes_per_token = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
     report.tensor_parallel_sizes = config.tensor_parallel_sizes()
     try:
         config.check_length(config.max_model_len)
@@ -105,6 +113,7 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
 
 def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointReport) -> None:
     from minisgl.models.decoder import checkpoint_parameters
+    from minisgl.models.kv_scales import read_kv_scales
     from minisgl.models.weights import unknown_tensors
 
     try:
@@ -115,6 +124,8 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
     if config is None:
         return
     parameters = checkpoint_parameters(config)
+    report.hopper_bytes = checkpoint_parameters(config, keep_quantized=True).num_bytes
+    report.other_bytes = parameters.num_bytes
     by_code: dict[str, list[Finding]] = {}
     for source in parameters.sources:
         report.num_parameters += math.prod(source.shape)
@@ -129,10 +140,19 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         report.problems += findings[:_MAX_LISTED]
         if len(findings) > _MAX_LISTED:
             report.problems.append(Finding(code, f"… and {len(findings) - _MAX_LISTED} more tensors"))
-    if unknown := unknown_tensors(tensors, parameters):
+    try:
+        unknown = unknown_tensors(tensors, parameters)
+    except ModelError as error:
+        report.problems.append(Finding(error.code, str(error)))
+        unknown = []
+    if unknown:
         file = tensors[unknown[0]].file.name
         message = f"{len(unknown)} tensors are not used; the first one is {unknown[0]} in {file}"
         report.notes.append(Finding("unknown_tensors", message))
+    try:
+        read_kv_scales(folder, config.num_layers)
+    except ModelError as error:
+        report.notes.append(Finding(error.code, f"with --kv-cache-dtype fp8 it cannot be served: {error}"))
 
 
 def _check_tokenizer(folder: Path, report: CheckpointReport) -> None:

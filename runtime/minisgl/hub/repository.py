@@ -62,24 +62,24 @@ def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
     commit = api.model_info(source.repository, revision=source.revision, timeout=_TIMEOUT_SECONDS).sha
     if not commit:
         raise FetchError("NotFound", f"{source.repository} has no commit at revision {source.revision}")
-    files = files_to_download(
-        [
-            HubFile(
-                name=entry.path,
-                size=entry.size,
-                digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id,
-                is_large=entry.lfs is not None,
-            )
-            for entry in api.list_repo_tree(source.repository, revision=commit, recursive=True)
-            if isinstance(entry, RepoFile) and ("/" not in entry.path or _TEMPLATE.fullmatch(entry.path))
-        ]
-    )
+    found = [
+        HubFile(
+            name=entry.path,
+            size=entry.size,
+            digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id,
+            is_large=entry.lfs is not None,
+        )
+        for entry in api.list_repo_tree(source.repository, revision=commit, recursive=True)
+        if isinstance(entry, RepoFile) and ("/" not in entry.path or _TEMPLATE.fullmatch(entry.path))
+    ]
+    files = files_to_download(found)
     names = {file.name for file in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        gguf = any(file.name.endswith(".gguf") for file in found)
         raise FetchError(
             "NotFound",
             f"{source.repository} at revision {source.revision} is not a servable checkpoint: it needs config.json and "
-            "*.safetensors",
+            f"*.safetensors{', and has GGUF, which is not supported' if gguf else ''}",
         )
     return commit, files
 

@@ -62,7 +62,7 @@ def kept_format(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice
 ) -> WeightFormat | None:
     """Format in which the weight stays; None: it becomes the model's dtype."""
-    if not has_quantized_kernels(parameters):
+    if not parameters.keeps_quantized:
         return None
     first, *others = (parameters.format_of(each.name) for each in projections)
     if any(other != first for other in others):
@@ -77,16 +77,6 @@ def kept_format(
     bounds = [in_features, columns.start, columns.stop]
     bounds += [bound for each in projections for bound in (each.out_features, each.rows.start, each.rows.stop)]
     return first if isinstance(first, Fp8Blocks) and all(bound % BLOCK == 0 for bound in bounds) else None
-
-
-def has_quantized_kernels(parameters: Parameters) -> bool:
-    """Whether products with quantized weights run on the device of these parameters: a Hopper GPU."""
-    device = parameters.device
-    return (
-        device.type == "cuda"
-        and parameters.dtype == torch.bfloat16
-        and torch.cuda.get_device_capability(device) == (9, 0)
-    )
 
 
 def declare_blocks(

@@ -46,14 +46,28 @@ class Source:
         return {f"{layer}{suffix}": spec for suffix, spec in self.format.tensors(*self.shape).items()}
 
 
+def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products with quantized weights run on this device, with activations of `dtype`: a Hopper GPU."""
+    return device.type == "cuda" and dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 class Parameters:
     """All parameters of one rank's model."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, quantization: Quantization | None = None) -> None:
-        """`quantization`: that of the checkpoint."""
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: Quantization | None = None,
+        *,
+        keep_quantized: bool | None = None,
+    ) -> None:
+        """`quantization`: that of the checkpoint. `keep_quantized`: weights stay as the checkpoint stores them where
+        kernels can take them so; None: if the device has such kernels."""
         self.dtype = dtype
         self.device = device
         self._quantization = quantization
+        self.keeps_quantized = has_quantized_kernels(dtype, device) if keep_quantized is None else keep_quantized
         self.sources: list[Source] = []
         self.num_elements = 0
         self.num_bytes = 0

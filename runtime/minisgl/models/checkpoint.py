@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from minisgl.layers.quantization import TensorSpec
 from minisgl.models.config import read_json
 from minisgl.models.errors import ModelError
+from minisgl.models.quantization_fields import unsupported_quantization
 
 _AGAIN: Final = "download the file again"
 _MAX_HEADER: Final = 100_000_000
@@ -94,6 +95,8 @@ def _weight_files(directory: Path) -> list[Path]:
     names = served_weights(file.name for file in directory.glob("*.safetensors"))
     files = [directory / name for name in sorted(names)]
     if not files:
+        if any(directory.glob("*.gguf")):
+            raise unsupported_quantization("GGUF")
         others = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
         remedy = "convert them to safetensors" if others else "download the *.safetensors files of the model"
         found = "only weights in PyTorch's pickle format" if others else "no weights"

@@ -16,7 +16,12 @@ from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.errors import ModelError
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
-from minisgl.models.quantization_fields import read_quantization, requested_quantization
+from minisgl.models.quantization_fields import (
+    read_quantization,
+    refuse_modelopt,
+    requested_quantization,
+    unsupported_quantization,
+)
 from minisgl.models.rope_fields import read_rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -116,12 +121,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def dtype_on(self, device: Device, choice: DType = "auto") -> Literal["float32", "bfloat16", "float16"]:
         """Data type of weights and KV cache. `auto` is the checkpoint's, but float32 on a CPU, and on a GPU bfloat16
-        for float32, which would take twice the memory and has no fast attention."""
+        for float32, which would take twice the memory and has no fast attention, and for quantized weights, whose
+        kernels compute in it: AWQ and GPTQ checkpoints are usually float16."""
         if choice != "auto":
             return choice
         if device == "cpu":
             return "float32"
-        return "bfloat16" if self.dtype == "float32" else self.dtype
+        return "bfloat16" if self.dtype == "float32" or self.quantization is not None else self.dtype
 
     @property
     def max_model_len(self) -> int:
@@ -188,14 +194,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if not folder.is_dir():
             raise ModelError("model_not_found", f"{folder} is not a directory; give that of a downloaded checkpoint")
         if not (folder / "config.json").is_file():
+            if any(folder.glob("*.gguf")):
+                raise unsupported_quantization("GGUF")
             raise ModelError(
                 "config_not_found",
                 f"{folder} has no config.json; give the directory of a Hugging Face checkpoint, the one that holds "
                 "config.json and *.safetensors",
             )
+        config = read_json(folder / "config.json")
+        modelopt = folder / "hf_quant_config.json"
+        if config.get("quantization_config") is None and modelopt.is_file():
+            refuse_modelopt(read_json(modelopt))
         generation = folder / "generation_config.json"
         return ModelConfig.parse(
-            read_json(folder / "config.json"),
+            config,
             read_json(generation) if generation.is_file() else None,
             overrides,
             quantization,

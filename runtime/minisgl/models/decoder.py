@@ -176,14 +176,16 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device | str,
         max_position: int | None = None,
+        *,
+        keep_quantized: bool | None = None,
     ) -> None:
-        """`max_position`: upper bound of positions; None: that of the model. Raises ModelError if the model cannot be
-        split over the ranks.
+        """`max_position`: upper bound of positions; None: that of the model. `keep_quantized`: see `Parameters`. Raises
+        ModelError if the model cannot be split over the ranks.
         """
         config.check_tensor_parallel(parallel.size)
         device = torch.device(device)
         self.config = config
-        self.parameters = Parameters(dtype, device, config.quantization)
+        self.parameters = Parameters(dtype, device, config.quantization, keep_quantized=keep_quantized)
         shard = VocabularyShard(config.vocab_size, parallel)
         self.vocab_start = shard.start
         """First token of this rank's shard of the vocabulary."""
@@ -255,6 +257,8 @@ def _length(part: slice) -> int:
     return int(part.stop - part.start)
 
 
-def checkpoint_parameters(config: ModelConfig) -> Parameters:
-    """Parameters of a whole model on the meta device: names and shapes of a checkpoint's tensors, without memory."""
-    return Decoder(config, TensorParallel(), torch.bfloat16, "meta", max_position=1).parameters
+def checkpoint_parameters(config: ModelConfig, *, keep_quantized: bool = False) -> Parameters:
+    """Parameters of a whole model on the meta device: names and shapes of a checkpoint's tensors, without memory.
+    `keep_quantized`: as on a Hopper GPU; else as on others."""
+    decoder = Decoder(config, TensorParallel(), torch.bfloat16, "meta", max_position=1, keep_quantized=keep_quantized)
+    return decoder.parameters

@@ -13,9 +13,20 @@ from minisgl.kernels.stored_kv import KVScales
 from minisgl.models.checkpoint import StoredTensor, stored_tensors
 from minisgl.models.errors import ModelError
 
-_KEY_NAMES: Final = ("self_attn.k_scale", "self_attn.k_proj.k_scale", "self_attn.kv_scale")
-_VALUE_NAMES: Final = ("self_attn.v_scale", "self_attn.v_proj.v_scale", "self_attn.kv_scale")
-"""Names behind those of a layer: compressed-tensors', those of other tools, and one scale for both."""
+_KEY_NAMES: Final = (
+    *("self_attn.k_scale", "self_attn.k_proj.output_scale", "self_attn.k_proj.k_scale"),
+    "self_attn.kv_scale",
+)
+_VALUE_NAMES: Final = (
+    *("self_attn.v_scale", "self_attn.v_proj.output_scale", "self_attn.v_proj.v_scale"),
+    "self_attn.kv_scale",
+)
+"""Names behind those of a layer: compressed-tensors' of today and before, those of other tools, one scale for both."""
+
+
+def is_kv_scale(name: str) -> bool:
+    """Whether a tensor of this name is a scale of the KV cache."""
+    return name.endswith((*_KEY_NAMES, *_VALUE_NAMES))
 
 
 def read_kv_scales(directory: str | Path, layers: int) -> list[KVScales]:

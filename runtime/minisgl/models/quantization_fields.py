@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, Quantization, WeightFormat
@@ -14,6 +14,8 @@ SUPPORTED: Final = (
     "groups of 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act)"
 )
 _GROUP_SIZES: Final = (64, 128)
+_PLAIN_ORDERS: Final = (None, False, "weight", "static")
+"""`actorder` of compressed-tensors with which inputs stay in their order: it only chose the order of quantization."""
 _REQUESTED: Final[Mapping[str, WeightFormat]] = {
     "fp8": Fp8Channels(while_loading=True),
     "fp8-block": Fp8Blocks(),
@@ -45,115 +47,172 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if not isinstance(found, Mapping):
         raise ModelError("invalid_config", f"config.json: quantization_config is {found!r:.80}, not an object")
     method = found.get("quant_method")
-    readers = {"fp8": _fp8, "compressed-tensors": _compressed_tensors, "awq": _awq, "gptq": _gptq}
+    readers: Mapping[str, Callable[[Mapping[str, Any]], Quantization | None]] = {
+        "fp8": _fp8,
+        "compressed-tensors": _compressed_tensors,
+        "awq": _awq,
+        "gptq": _gptq,
+    }
     if not isinstance(method, str) or method not in readers:
-        raise _unsupported(f"{method or 'quant_method missing'}")
+        raise unsupported_quantization(f"{method or 'quant_method missing'}")
     return readers[method](found)
+
+
+def refuse_modelopt(found: Mapping[str, Any]) -> None:
+    """Raise ModelError for the contents of hf_quant_config.json, in which older versions of modelopt write what others
+    write to config.json, if they say that weights are quantized."""
+    settings = found.get("quantization")
+    algorithm = settings.get("quant_algo") if isinstance(settings, Mapping) else None
+    if algorithm is not None:
+        raise unsupported_quantization(f"modelopt {algorithm!s:.40} (hf_quant_config.json)")
+
+
+def unsupported_quantization(what: str) -> ModelError:
+    """Error for a checkpoint that is quantized in another way than the supported ones."""
+    return ModelError(
+        "quantized_checkpoint",
+        f"the checkpoint is quantized in a way that is not supported: {what}; supported are {SUPPORTED}; use such a "
+        "checkpoint, or the model's float16 or bfloat16 one",
+    )
 
 
 def _fp8(found: Mapping[str, Any]) -> Quantization:
     """Qwen's and DeepSeek's own FP8 checkpoints."""
     block = found.get("weight_block_size")
     if block is None:
-        raise _unsupported("fp8 without weight_block_size")
+        raise unsupported_quantization("fp8 without weight_block_size")
     if block != [BLOCK, BLOCK]:
-        raise _unsupported(f"fp8 with weight_block_size {block!r:.40}")
-    if found.get("activation_scheme", "dynamic") != "dynamic":
-        raise _unsupported(f"fp8 in blocks with activation_scheme {found['activation_scheme']!r:.40}")
-    if found.get("fmt", "e4m3") != "e4m3":
-        raise _unsupported(f"fp8 with fmt {found['fmt']!r:.40}")
-    return Quantization(format=Fp8Blocks(), ignored=_names(found, "modules_to_not_convert"))
+        raise unsupported_quantization(f"fp8 with weight_block_size {block!r:.40}")
+    if found.get("activation_scheme") not in (None, "dynamic"):
+        raise unsupported_quantization(f"fp8 in blocks with activation_scheme {found['activation_scheme']!r:.40}")
+    if found.get("fmt") not in (None, "e4m3"):
+        raise unsupported_quantization(f"fp8 with fmt {found['fmt']!r:.40}")
+    return _except_for(Fp8Blocks(), found, "modules_to_not_convert", "ignored_layers")
 
 
-def _compressed_tensors(found: Mapping[str, Any]) -> Quantization:
+def _compressed_tensors(found: Mapping[str, Any]) -> Quantization | None:
     groups = found.get("config_groups")
+    if groups == {} and found.get("kv_cache_scheme"):
+        # Only the KV cache is quantized; `read_kv_scales` reads its scales.
+        return None
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
         raise ModelError("invalid_config", "config.json: quantization_config has no config_groups")
     if len(groups) > 1:
-        raise _unsupported("compressed-tensors with several config_groups")
+        raise unsupported_quantization("compressed-tensors with several config_groups")
     group = next(iter(groups.values()))
     if list(_names(group, "targets")) != ["Linear"]:
-        raise _unsupported(f"compressed-tensors with targets {group.get('targets')!r:.60}")
-    if found.get("sparsity_config"):
-        raise _unsupported("compressed-tensors with sparsity")
+        raise unsupported_quantization(f"compressed-tensors with targets {group.get('targets')!r:.60}")
+    sparsity = found.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
+        raise unsupported_quantization("compressed-tensors with sparsity")
+    if found.get("transform_config"):
+        # Some transforms are not part of the weights: inputs are multiplied with them.
+        raise unsupported_quantization("compressed-tensors with transforms (transform_config)")
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping) or not isinstance(inputs, Mapping | None):
         raise ModelError("invalid_config", "config.json: quantization_config's group has no weights")
     kind = f"{weights.get('type')} of {weights.get('num_bits')} bits"
     ignored = _names(found, "ignore")
-    patterns = tuple(each.removeprefix("re:") for each in ignored if each.startswith("re:"))
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ModelError(
-                "invalid_config",
-                f"config.json: quantization_config ignores {pattern!r}, which is not a regular expression: {error}",
-            ) from error
+    patterns = _expressions(each.removeprefix("re:") for each in ignored if each.startswith("re:"))
     names = tuple(each for each in ignored if not each.startswith("re:"))
     if kind == "float of 8 bits" and inputs is not None:
         fp8 = _compressed_fp8(weights, inputs)
         return Quantization(format=fp8, ignored=names, ignored_patterns=patterns)
     layout = found.get("format")
     if kind == "int of 4 bits" and inputs is None and layout in ("pack-quantized", None):
-        if weights.get("strategy") != "group" or weights.get("actorder") in ("group", True):
-            raise _unsupported(
+        if weights.get("strategy") != "group" or weights.get("actorder") not in _PLAIN_ORDERS:
+            raise unsupported_quantization(
                 f"compressed-tensors {kind} with strategy {weights.get('strategy')}, actorder {weights.get('actorder')}"
             )
         int4 = Int4Groups("compressed-tensors", _group_size(weights), weights.get("symmetric", True) is True)
         return Quantization(format=int4, ignored=names, ignored_patterns=patterns)
     with_inputs = "" if inputs is None else f", inputs {inputs.get('type')} of {inputs.get('num_bits')} bits"
-    raise _unsupported(f"compressed-tensors {layout}: weights {kind}{with_inputs}")
+    raise unsupported_quantization(f"compressed-tensors {layout}: weights {kind}{with_inputs}")
 
 
 def _compressed_fp8(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> Fp8Channels:
     strategy, dynamic = weights.get("strategy"), inputs.get("dynamic") is True
     if strategy not in ("channel", "tensor") or weights.get("dynamic") is True:
-        raise _unsupported(f"compressed-tensors FP8 with strategy {strategy}")
+        raise unsupported_quantization(f"compressed-tensors FP8 with strategy {strategy}")
     if inputs.get("type") != "float" or inputs.get("num_bits") != 8:
-        raise _unsupported(f"compressed-tensors FP8 with inputs {inputs.get('type')} of {inputs.get('num_bits')} bits")
+        raise unsupported_quantization(
+            f"compressed-tensors FP8 with inputs {inputs.get('type')} of {inputs.get('num_bits')} bits"
+        )
     if inputs.get("strategy") != ("token" if dynamic else "tensor"):
-        raise _unsupported(f"compressed-tensors FP8 with inputs per {inputs.get('strategy')}, dynamic {dynamic}")
+        raise unsupported_quantization(
+            f"compressed-tensors FP8 with inputs per {inputs.get('strategy')}, dynamic {dynamic}"
+        )
     return Fp8Channels(per_tensor=strategy == "tensor", static_inputs=not dynamic)
 
 
 def _awq(found: Mapping[str, Any]) -> Quantization:
-    if found.get("version", "gemm") != "gemm":
-        raise _unsupported(f"awq version {found['version']!r:.40}")
+    version = found.get("version") or found.get("format") or "gemm"
+    if str(version).lower() != "gemm":
+        raise unsupported_quantization(f"awq version {version!r:.40}")
     int4 = Int4Groups("awq", _group_size(_four_bits(found, "awq")), symmetric=found.get("zero_point") is False)
-    return Quantization(format=int4, ignored=_names(found, "modules_to_not_convert"))
+    return _except_for(int4, found, "modules_to_not_convert")
 
 
 def _gptq(found: Mapping[str, Any]) -> Quantization:
     if found.get("desc_act"):
-        raise _unsupported("gptq with desc_act true (act-order), whose inputs are in another order in every layer,")
+        raise unsupported_quantization(
+            "gptq with desc_act true (act-order), whose inputs are in another order in every layer,"
+        )
     if found.get("lm_head"):
-        raise _unsupported("gptq with a quantized lm_head")
+        raise unsupported_quantization("gptq with a quantized lm_head")
     layout = found.get("checkpoint_format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
-        raise _unsupported(f"gptq with checkpoint_format {layout!r:.40}")
+        raise unsupported_quantization(f"gptq with checkpoint_format {layout!r:.40}")
     exceptions = found.get("dynamic") or {}
     if not isinstance(exceptions, Mapping) or not all(str(each).startswith("-:") for each in exceptions):
-        raise _unsupported("gptq with other settings for some layers (dynamic)")
+        raise unsupported_quantization("gptq with other settings for some layers (dynamic)")
     int4 = Int4Groups(
         "gptq",
         _group_size(_four_bits(found, "gptq")),
         symmetric=found.get("sym", True) is True,
         plain_zeros=layout == "gptq_v2",
     )
-    return Quantization(format=int4, ignored_patterns=tuple(str(each).removeprefix("-:") for each in exceptions))
+    patterns = [str(each).removeprefix("-:") for each in exceptions]
+    if found.get("modules_in_block_to_quantize"):
+        quantized = "|".join(map(re.escape, _nested_names(found, "modules_in_block_to_quantize")))
+        patterns.append(rf"(?!.*\.(?:{quantized})$)")
+    return Quantization(format=int4, ignored_patterns=_expressions(patterns))
+
+
+def _except_for(weights: WeightFormat, found: Mapping[str, Any], *fields: str) -> Quantization:
+    """Quantization but for the layers in these fields. Like transformers: a name is that of a layer or of a module
+    around it, or an expression that matches such a name from its beginning."""
+    entries = [entry for field in fields for entry in _names(found, field)]
+    names = tuple(name for entry in entries if (name := entry.strip(".")))
+    expressions = [rf"(?:{entry})(?:(?<=\.)|(?=\.|$))" for entry in entries if re.search(r"[^\w.\-]", entry)]
+    return Quantization(format=weights, ignored=names, ignored_patterns=_expressions(expressions))
+
+
+def _expressions(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The same patterns. Raises ModelError for one that is not a regular expression."""
+    checked = tuple(patterns)
+    for pattern in checked:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ModelError(
+                "invalid_config",
+                f"config.json: quantization_config excepts layers by {pattern!r}, which is not a regular expression: "
+                f"{error}",
+            ) from error
+    return checked
 
 
 def _four_bits(found: Mapping[str, Any], method: str) -> Mapping[str, Any]:
     if found.get("bits") != 4:
-        raise _unsupported(f"{method} of {found.get('bits')} bits")
+        raise unsupported_quantization(f"{method} of {found.get('bits')} bits")
     return found
 
 
 def _group_size(found: Mapping[str, Any]) -> int:
     size = found.get("group_size")
     if size not in _GROUP_SIZES:
-        raise _unsupported(f"INT4 in groups of {size}")
+        raise unsupported_quantization(f"INT4 in groups of {size}")
     return int(size)
 
 
@@ -166,9 +225,9 @@ def _names(found: Mapping[str, Any], field: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _unsupported(what: str) -> ModelError:
-    return ModelError(
-        "quantized_checkpoint",
-        f"the checkpoint is quantized in a way that is not supported: {what}; supported are {SUPPORTED}; use such a "
-        "checkpoint, or the model's float16 or bfloat16 one",
-    )
+def _nested_names(found: Mapping[str, Any], field: str) -> list[str]:
+    """Names in a list of lists of names."""
+    groups = found[field]
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
+        raise ModelError("invalid_config", f"config.json: quantization_config's {field} is not a list of lists")
+    return [name for group in groups for name in _names({field: group}, field)]

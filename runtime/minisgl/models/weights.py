@@ -22,6 +22,8 @@ from minisgl.layers.quantization import BLOCK, Int4Groups, WeightFormat
 from minisgl.layers.quantize_channels import quantize_channels
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
 from minisgl.models.errors import ModelError
+from minisgl.models.kv_scales import is_kv_scale
+from minisgl.models.quantization_fields import unsupported_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +244,14 @@ def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -
 
 
 def unknown_tensors(tensors: dict[str, StoredTensor], parameters: Parameters) -> list[str]:
-    """Tensors that no parameter uses, except those derived from others: RoPE tables, a tied head."""
+    """Tensors that no parameter uses, except those derived from others (RoPE tables, a tied head) and scales of the KV
+    cache. Raises ModelError for one without which the weights mean something else."""
     known = {name for source in parameters.sources for name in source.tensors}
-    return sorted(
-        name for name in tensors.keys() - known if not name.endswith("rotary_emb.inv_freq") and name != "lm_head.weight"
+    unknown = sorted(
+        name
+        for name in tensors.keys() - known
+        if not (name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight" or is_kv_scale(name))
     )
+    if reordered := next((name for name in unknown if name.endswith(".weight_g_idx")), None):
+        raise unsupported_quantization(f"act-order ({reordered} reorders the inputs of that layer)")
+    return unknown

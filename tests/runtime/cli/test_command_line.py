@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,7 +205,9 @@ def test_models_tiny_writes_quantized_checkpoints_that_models_check_describes(
     assert main(["models", "tiny", str(tmp_path / "tiny"), "--quantization", name]) == 0
     assert main(["models", "check", str(tmp_path / "tiny")]) == 0
     stored = "fp8-block" if name == "fp8-block" else "fp8" if name.startswith("fp8") else "int4"
-    assert f"GiB as {stored})" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"GiB as {stored})" in printed
+    assert re.search(r"memory +\d\.\d\d GiB of weights on Hopper GPUs, \d\.\d\d GiB on others; [\d.]+ KiB", printed)
 
 
 def test_models_tiny_offers_every_quantization() -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
 from minisgl import LLM, SamplingParams
+from minisgl.toy.tiny import write_tiny_checkpoint
 
 PROMPTS = [[5 + (i * 7 + row) % 90 for i in range(3 + 7 * row)] for row in range(6)]
 
@@ -25,6 +31,19 @@ def test_tokens_do_not_depend_on_the_cuts_of_prompts_or_on_preemption(checkpoint
     # Six answers need 90 pages.
     preempted, _ = _tokens(checkpoint, max_step_tokens=64, num_pages=30)
     assert whole == cut == preempted
+
+
+@pytest.mark.parametrize(("exponent", "same"), [(-2, True), (-16, False)])
+def test_scales_of_the_checkpoint_are_applied(exponent: int, same: bool, tmp_path: Path) -> None:
+    """A power of two moves the exponent of what is stored and changes nothing, until large numbers exceed e4m3's."""
+    plain, scaled = write_tiny_checkpoint(tmp_path / "plain", "qwen3"), tmp_path / "scaled"
+    shutil.copytree(plain, scaled)
+    scale = torch.tensor([2.0**exponent])
+    names = [f"model.layers.{layer}.self_attn.{each}_scale" for layer in range(2) for each in "kv"]
+    weights = load_file(plain / "model.safetensors")
+    save_file(weights | {name: scale.clone() for name in names}, scaled / "model.safetensors")
+    expected, _ = _tokens(plain, max_step_tokens=512, num_pages=200)
+    assert (_tokens(scaled, max_step_tokens=512, num_pages=200)[0] == expected) == same
 
 
 def test_the_cache_takes_one_byte_per_number(checkpoint: Path) -> None:

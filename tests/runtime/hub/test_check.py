@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.hub.check import check_checkpoint
@@ -22,6 +23,32 @@ def test_the_report_describes_a_valid_checkpoint(arch: str, tmp_path: Path) -> N
     assert report.dtype == "bfloat16"
     assert report.max_model_len == 2048
     assert report.tensor_parallel_sizes == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("name", "bits"), [(None, 16), ("fp8-block", 8), ("fp8-tensor", 16), ("awq", 4)])
+def test_the_report_says_what_memory_the_weights_take(name: str | None, bits: int, tmp_path: Path) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    report = check_checkpoint(write_tiny_checkpoint(tmp_path, "qwen3", quantization=name, **sizes))
+    assert report.servable, report.problems
+    linear = 2 * (256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 512)
+    assert report.other_bytes == 2 * report.num_parameters
+    saved = report.other_bytes - report.hopper_bytes
+    scales = {16: 0, 8: linear // 128**2 * 4, 4: linear // 64 * 4}[bits]
+    assert saved == linear * (16 - bits) // 8 - scales
+    assert report.kv_bytes_per_token == 2 * 2 * 2 * 2 * 64
+
+
+def test_scales_of_the_kv_cache_are_no_unknown_tensors_but_checked(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
+    tensors = load_file(checkpoint / "model.safetensors")
+    names = [f"model.layers.{layer}.self_attn.{each}_scale" for layer in range(2) for each in "kv"]
+    save_file(tensors | {name: torch.ones(1) for name in names}, checkpoint / "model.safetensors")
+    assert not check_checkpoint(checkpoint).notes
+    save_file(tensors | {name: torch.ones(4) for name in names}, checkpoint / "model.safetensors")
+    report = check_checkpoint(checkpoint)
+    assert report.servable
+    (note,) = report.notes
+    assert "with --kv-cache-dtype fp8 it cannot be served" in note.message and "one scale per layer" in note.message
 
 
 def test_all_problems_are_reported_together(tmp_path: Path) -> None:

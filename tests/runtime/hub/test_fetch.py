@@ -241,7 +241,10 @@ def test_a_missing_repository_or_revision_is_permanent(
 def test_a_repository_without_weights_is_rejected(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
     for weights in checkpoint.glob("*.safetensors"):
         weights.unlink()
-    with pytest.raises(FetchError, match="not a servable checkpoint"):
+    with pytest.raises(FetchError, match=r"not a servable checkpoint: it needs config\.json and \*\.safetensors$"):
+        run_fetch(hub, tmp_path / "model")
+    (checkpoint / "model-q4.gguf").write_bytes(b"GGUF")
+    with pytest.raises(FetchError, match="has GGUF, which is not supported"):
         run_fetch(hub, tmp_path / "model")
 
 

@@ -61,6 +61,13 @@ def test_a_gpu_computes_in_half_precision_unless_told_otherwise(stored: str | No
     assert config.dtype_on("cpu", "bfloat16") == "bfloat16"
 
 
+def test_quantized_weights_are_multiplied_in_bfloat16() -> None:
+    awq = {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": True}
+    config = parse(torch_dtype="float16", quantization_config=awq)
+    assert (config.dtype_on("cpu"), config.dtype_on("cuda")) == ("float32", "bfloat16")
+    assert config.dtype_on("cuda", "float16") == "float16"
+
+
 def test_attention_bias_applies_only_to_architectures_with_it() -> None:
     for name, qkv, out in [
         ("Llama", True, True),

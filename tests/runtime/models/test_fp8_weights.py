@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers import new_weight
+from minisgl.layers import parameters
 from minisgl.layers.fp8_weight import Fp8Weight
 from minisgl.layers.new_weight import Weight
 from minisgl.models.config import ModelConfig
@@ -30,7 +30,7 @@ SEQUENCES = [[1, 2, 3], list(range(40, 140))]
 @pytest.fixture
 def stays_fp8(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def switch(on: bool) -> None:
-        monkeypatch.setattr(new_weight, "has_quantized_kernels", lambda parameters: on)
+        monkeypatch.setattr(parameters, "has_quantized_kernels", lambda dtype, device: on)
 
     return switch
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
-from minisgl.layers import new_weight
+from minisgl.layers import parameters
 from minisgl.layers.int4_weight import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
@@ -26,7 +26,7 @@ FORMATS = ("int4", "int4-zeros", "awq", "gptq")
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, *, on: bool) -> None:
-    monkeypatch.setattr(new_weight, "has_quantized_kernels", lambda parameters: on)
+    monkeypatch.setattr(parameters, "has_quantized_kernels", lambda dtype, device: on)
 
 
 def write(folder: Path, arch: str, name: str | None) -> Path:

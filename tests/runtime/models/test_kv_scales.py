@@ -24,7 +24,13 @@ def test_scales_are_one_without_any(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("k_scale", "v_scale"), ("k_proj__k_scale", "v_proj__v_scale"), ("kv_scale", "kv_scale")]
+    ("key", "value"),
+    [
+        ("k_scale", "v_scale"),
+        ("k_proj__output_scale", "v_proj__output_scale"),
+        ("k_proj__k_scale", "v_proj__v_scale"),
+        ("kv_scale", "kv_scale"),
+    ],
 )
 def test_scales_of_each_layer_are_read(tmp_path: Path, key: str, value: str) -> None:
     scales = {}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minisgl.layers.quantization import Fp8Blocks, Fp8Channels, Int4Groups, Quantization, WeightFormat
+from minisgl.models.checkpoint import stored_tensors
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
 from minisgl.models.quantization_fields import read_quantization
@@ -64,7 +67,17 @@ GPTQ = {"bits": 4, "group_size": 128, "quant_method": "gptq", "sym": True, "desc
             compressed(args(4, "int", "group", group_size=128, actorder="static"), None, format="pack-quantized"),
             Int4Groups("compressed-tensors", 128, symmetric=True),
         ),
+        (
+            compressed(
+                *(args(4, "int", "group", group_size=128), None),
+                **{"sparsity_config": {"format": "dense", "global_sparsity": 0.14}, "transform_config": {}},
+            ),
+            Int4Groups("compressed-tensors", 128, symmetric=True),
+        ),
+        (QWEN3_FP8 | {"fmt": None, "activation_scheme": None}, Fp8Blocks()),
         (AWQ | {"modules_to_not_convert": None}, Int4Groups("awq", 128, symmetric=False)),
+        (AWQ | {"version": "GEMM"}, Int4Groups("awq", 128, symmetric=False)),
+        (AWQ | {"version": None}, Int4Groups("awq", 128, symmetric=False)),
         (GPTQ, Int4Groups("gptq", 128, symmetric=True, plain_zeros=False)),
         (
             GPTQ | {"checkpoint_format": "gptq_v2", "sym": False, "group_size": 64},
@@ -104,11 +117,22 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
             compressed(args(4, "int", "group", group_size=128, actorder="group"), None, format="pack-quantized"),
             "actorder group",
         ),
+        (
+            compressed(args(4, "int", "group", group_size=128, actorder="dynamic"), None, format="pack-quantized"),
+            "actorder dynamic",
+        ),
+        (
+            compressed(
+                *(args(4, "int", "group", group_size=128), None),
+                transform_config={"config_groups": {"R4": {"type": "hadamard"}}},
+            ),
+            "transforms",
+        ),
         (compressed(args(4, "int", "group", group_size=32), None, format="pack-quantized"), "groups of 32"),
         (compressed(args(8, "float", "block"), TOKEN), "strategy block"),
         (compressed(args(8, "float", "channel"), args(8, "int", "token", dynamic=True)), "inputs int of 8 bits"),
         (compressed(args(8, "float", "channel"), args(8, "float", "group", dynamic=True)), "inputs per group"),
-        (compressed(args(8, "float", "channel"), TOKEN, sparsity_config={"format": "dense"}), "sparsity"),
+        (compressed(args(8, "float", "channel"), TOKEN, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity"),
         (AWQ | {"version": "gemv"}, "gemv"),
         (AWQ | {"bits": 8}, "awq of 8 bits"),
         (GPTQ | {"desc_act": True}, "desc_act true"),
@@ -146,6 +170,9 @@ def test_several_or_partial_groups_are_rejected() -> None:
         (compressed(args(8, "float", "channel"), TOKEN) | {"config_groups": {"a": {"targets": ["Linear"]}}}, "weights"),
         (compressed(args(8, "float", "channel"), TOKEN, ignore=["re:("]), "regular expression"),
         (compressed(args(8, "float", "channel"), TOKEN, ignore=[1]), "ignore"),
+        (GPTQ | {"dynamic": {"-:*.mlp": {}}}, "regular expression"),
+        (GPTQ | {"modules_in_block_to_quantize": ["self_attn.k_proj"]}, "list of lists"),
+        (AWQ | {"modules_to_not_convert": ["(mlp"]}, "regular expression"),
     ],
 )
 def test_a_malformed_quantization_is_rejected(config: Any, says: str) -> None:
@@ -186,6 +213,62 @@ def test_exceptions_of_gptq_are_expressions() -> None:
     assert found is not None
     assert found.format_of("model.layers.0.mlp.up_proj") is None
     assert found.format_of("model.layers.1.mlp.up_proj") is not None
+
+
+def excepted(config: dict[str, Any]) -> list[str]:
+    found = read_quantization({"quantization_config": config})
+    assert found is not None
+    layers = [f"model.layers.{layer}.{each}" for layer in (0, 1, 10) for each in ("self_attn.k_proj", "mlp.up_proj")]
+    return [layer for layer in layers if found.format_of(layer) is None]
+
+
+@pytest.mark.parametrize("field", ["modules_to_not_convert", "ignored_layers"])
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("model.layers.0.", ["model.layers.0.self_attn.k_proj", "model.layers.0.mlp.up_proj"]),
+        ("model.layers.1", ["model.layers.1.self_attn.k_proj", "model.layers.1.mlp.up_proj"]),
+        ("model.layers.*.mlp", [f"model.layers.{layer}.mlp.up_proj" for layer in (0, 1, 10)]),
+        (r"model\.layers\.(0|10)\.mlp", ["model.layers.0.mlp.up_proj", "model.layers.10.mlp.up_proj"]),
+        ("mlp.up", []),
+    ],
+)
+def test_layers_are_excepted_by_name_or_expression(field: str, entry: str, expected: list[str]) -> None:
+    assert excepted(QWEN3_FP8 | {"modules_to_not_convert": None, field: [entry]}) == expected
+    if field == "modules_to_not_convert":
+        assert excepted(AWQ | {field: [entry]}) == expected
+
+
+def test_only_the_named_modules_of_gptq_are_quantized() -> None:
+    modules = [["self_attn.k_proj", "self_attn.v_proj"], ["mlp.gate_proj"]]
+    expected = [f"model.layers.{layer}.mlp.up_proj" for layer in (0, 1, 10)]
+    assert excepted(GPTQ | {"modules_in_block_to_quantize": modules}) == expected
+
+
+def test_weights_beside_a_quantized_kv_cache_are_not_quantized() -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    config = compressed(args(8, "float", "channel"), None) | {"config_groups": {}, "kv_cache_scheme": scheme}
+    assert read_quantization({"quantization_config": config}) is None
+
+
+def test_settings_of_older_modelopt_are_refused(published_config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published_config))
+    settings = tmp_path / "hf_quant_config.json"
+    settings.write_text(json.dumps({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}))
+    assert ModelConfig.read(tmp_path).quantization is None
+    settings.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}))
+    with pytest.raises(ModelError, match="modelopt NVFP4") as refused:
+        ModelConfig.read(tmp_path)
+    assert refused.value.code == "quantized_checkpoint"
+
+
+def test_gguf_is_refused_by_name(published_config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="GGUF; supported are FP8"):
+        ModelConfig.read(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(published_config))
+    with pytest.raises(ModelError, match="GGUF; supported are FP8"):
+        stored_tensors(tmp_path)
 
 
 def test_a_model_without_quantization_has_none(published_config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.hub.check import check_checkpoint
 from minisgl.layers.dequantize import dequantize
 from minisgl.layers.quantization import Int4Groups
 from minisgl.models.config import ModelConfig
@@ -227,6 +228,15 @@ def test_inputs_in_another_order_are_rejected_although_config_json_denies_them(t
     error = failure(edit(checkpoint, lambda t: t.update({f"{LAYER}.g_idx": t[f"{LAYER}.g_idx"].flip(0)})))
     assert error.code == "corrupt_checkpoint"
     assert "act-order" in str(error)
+
+
+def test_an_order_of_inputs_that_the_format_has_no_tensor_for_is_rejected(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", quantization="int4")
+    edit(checkpoint, lambda t: t.update({f"{LAYER}.weight_g_idx": torch.arange(256, dtype=torch.int32) % 2}))
+    error = failure(checkpoint)
+    assert error.code == "quantized_checkpoint"
+    assert all(part in str(error) for part in ("act-order", f"{LAYER}.weight_g_idx", "awq"))
+    assert [problem.message for problem in check_checkpoint(checkpoint).problems] == [str(error)]
 
 
 def test_scales_in_another_file_than_the_weight_are_found(tmp_path: Path) -> None:
