@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of ranks; skipped for models that cannot be split over them (default: 1 2 4 8 ranks)",
     )
     defaults = EngineConfig(model="", page_size=DEFAULT_PAGE_SIZE["cuda"])
-    add_options(parser, defaults, only=("page_size", "max_running", "quantization", "hf_overrides"))
+    add_options(parser, defaults, only=("page_size", "max_running", "quantization", "kv_cache_dtype", "hf_overrides"))
     parser.add_argument(
         "--jobs", type=integer(1), metavar="N", help="compilers that run at the same time (default: one per core)"
     )
@@ -94,7 +94,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"compiled {len(built)} kernels of flashinfer, {len(flashinfer) - len(built)} existed already")
     began = time.monotonic()
     architecture = Architecture.parse(args.arch)
-    engine = EngineConfig(model="", device="cuda", page_size=args.page_size, max_running=args.max_running)
+    engine = EngineConfig(
+        model="",
+        device="cuda",
+        page_size=args.page_size,
+        max_running=args.max_running,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
     launches = Launches()
     for config, ranks in split:
         with launches.recorded(architecture):
