@@ -89,7 +89,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     ) -> GenerationEndpoint:
         return GenerationEndpoint(tokenizers, config, constraints, parse, early_error)
 
-    constraints = ConstraintCheck(tokenizers.requests.admission)
+    constraints = ConstraintCheck(tokenizers)
     tokenization = TokenizationEndpoints(tokenizers, config)
     information = InformationEndpoints(tokenizers)
     metrics = MetricsPage(tokenizers.requests)

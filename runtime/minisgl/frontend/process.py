@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
@@ -24,7 +24,9 @@ from minisgl.frontend.server.listeners import ServerError, bind, bind_all_addres
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.watchdog import watch
 from minisgl.frontend.tokenizers import TokenizerPool
-from minisgl.router.worker import Worker
+
+if TYPE_CHECKING:
+    from minisgl.router.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,12 @@ class FrontendServer:
         """Bind the ports. Raises ServerError, KeyFileError, and TokenizerError with a worker of its own."""
         self._config = config
         listener = bind(config)
-        self._worker = Worker(config.tokenizer) if config.tokenizer is not None else None
+        self._worker: Worker | None = None
+        if config.tokenizer is not None:
+            # Imported here: without a worker of its own the process has no native code but that of HTTP.
+            from minisgl.router.worker import Worker
+
+            self._worker = Worker(config.tokenizer)
         self._requests = RequestTracker(config.limits)
         self._tokenizers = TokenizerPool(
             config.tokenizer_addresses,

@@ -30,6 +30,9 @@ from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
+    CheckConstraints,
+    CheckedConstraints,
+    ConstraintProblem,
     Continued,
     Decoded,
     Described,
@@ -39,6 +42,7 @@ from minisgl.wire.text import (
     Question,
     Reply,
     ServedModel,
+    StructuredOutput,
     TextFailed,
     Texts,
     ToTokenizer,
@@ -47,7 +51,9 @@ from minisgl.wire.text import (
 
 logger = logging.getLogger(__name__)
 
-_OtherThanTexts: TypeAlias = WorkerState | Accepted | Continued | TextFailed | Reply | Flushed
+_Answer: TypeAlias = Reply | CheckedConstraints | Flushed
+"""Answer to a question."""
+_OtherThanTexts: TypeAlias = WorkerState | Accepted | Continued | TextFailed | _Answer
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
@@ -186,8 +192,21 @@ class TokenizerPool:
     async def ask(self, question: Question) -> Reply:
         """Raises ApiError when no worker is available, or when the reply is an error."""
         reply = await min(self._available_links(), key=lambda link: link.load).ask(question)
-        assert not isinstance(reply, Flushed)
+        assert not isinstance(reply, CheckedConstraints | Flushed)
         return reply
+
+    async def check_constraints(
+        self, constraints: Sequence[StructuredOutput], *, was_held: bool = False
+    ) -> tuple[ConstraintProblem | None, ...]:
+        """Return the problem of each constraint in turn, up to the first one that has any. Workers of older versions
+        check none. Raises ApiError when no worker is available, or one is lost meanwhile."""
+        links = [link for link in self._available_links(was_held=was_held) if link.checks_constraints]
+        if not links:
+            return (None,) * len(constraints)
+        question = CheckConstraints(id=secrets.token_bytes(REQUEST_ID_BYTES), constraints=tuple(constraints))
+        reply = await min(links, key=lambda link: link.load).ask(question)
+        assert isinstance(reply, CheckedConstraints)
+        return reply.problems
 
     async def flush_cache(self) -> int:
         """Empty the scheduler's prefix cache. Returns the number of freed pages. Raises ApiError."""
@@ -289,6 +308,7 @@ class _Link:
         self.replicas: tuple[ReplicaView, ...] = ()
         self.parked = 0
         """Choices in the worker that wait for an engine."""
+        self.checks_constraints = False
         self._reason = "no tokenizer worker has connected yet"
         self._is_connected = False
         self._last_state_at = 0.0
@@ -296,7 +316,7 @@ class _Link:
         self._lost_at = -math.inf
         """Time of the last loss, by `time.monotonic`."""
         self._choices: dict[bytes, Choice] = {}
-        self._questions: dict[bytes, asyncio.Future[Reply | Flushed]] = {}
+        self._questions: dict[bytes, asyncio.Future[_Answer]] = {}
         self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
         self._socket = open_socket(context, zmq.DEALER)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -320,10 +340,10 @@ class _Link:
         self._choices[choice.request_id] = choice
         self._send(frame)
 
-    async def ask(self, question: Question | Flush) -> Reply | Flushed:
+    async def ask(self, question: Question | CheckConstraints | Flush) -> _Answer:
         """Raises ApiError."""
         frame = _frame(question)
-        reply: asyncio.Future[Reply | Flushed] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._questions[question.id] = reply
         self._send(frame)
         try:
@@ -414,7 +434,7 @@ class _Link:
                     self._requests.fail(choice, error)
                 elif (reply := self._questions.get(message.id)) is not None and not reply.done():
                     reply.set_exception(error)
-            case Encoded() | Decoded() | Described() | Flushed():
+            case Encoded() | Decoded() | Described() | CheckedConstraints() | Flushed():
                 if (reply := self._questions.get(message.id)) is not None and not reply.done():
                     reply.set_result(message)
             case WorkerState():
@@ -431,6 +451,7 @@ class _Link:
         self._is_connected = True
         self.model = state.model
         self.replicas = state.replicas
+        self.checks_constraints = state.checks_constraints
         if state.parked > self.parked:
             self._requests.held.notify()
         self.parked = state.parked

@@ -327,6 +327,7 @@ class Router:
                 replicas=views,
                 retried=self._dispatcher.resubmitted,
                 parked=self._dispatcher.num_parked,
+                checks_constraints=True,
             )
         )
 

@@ -1,4 +1,5 @@
-"""The tokenizer worker: one loop over its sockets, and two threads that encode prompts and answer questions.
+"""The tokenizer worker: one loop over its sockets, two threads that encode prompts and answer questions, and two that
+check constraints.
 
 Encoding a long prompt or building a grammar takes far longer than turning a step's tokens into text, so threads do it:
 running answers never wait for a new request. Prompts that arrive while a thread is busy are its next batch. A short
@@ -21,6 +22,7 @@ import msgspec
 import zmq
 
 from minisgl.router.config import TokenizerConfig
+from minisgl.router.constraint_checks import ConstraintChecks
 from minisgl.router.discovery import Resolve, resolve_host
 from minisgl.router.engine_source import engine_source
 from minisgl.router.link import Link
@@ -34,7 +36,18 @@ from minisgl.tokenizer.prompt_encoder import Prompt, PromptEncoder, same_prompt
 from minisgl.tokenizer.session import Session
 from minisgl.wire.messages import Flush
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError
-from minisgl.wire.text import Cancel, Decode, Describe, Encode, Generate, Question, Reply, TextFailed, ToTokenizer
+from minisgl.wire.text import (
+    Cancel,
+    CheckConstraints,
+    Decode,
+    Describe,
+    Encode,
+    Generate,
+    Question,
+    Reply,
+    TextFailed,
+    ToTokenizer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +140,7 @@ class Worker:
         self._from_frontend: Codec[ToTokenizer] = Codec(ToTokenizer)
         self._encoder = _EncoderThread("encoder", self._wake)
         self._large_encoder = _EncoderThread("large-encoder", self._wake)
+        self._constraint_checks = ConstraintChecks(self._wake)
         self._router = Router(
             self._context,
             config,
@@ -170,6 +184,8 @@ class Worker:
             logger.log(logging.WARNING if aborted else logging.INFO, "the frontend was lost; %d requests end", aborted)
             self._session.abort_all()
         self._exchange_batches()
+        for answer in self._constraint_checks.take_answers():
+            self._frontend.send(answer)
         for request in self._session.take_to_scheduler():
             self._router.send(request)
         for message in self._session.take_to_frontend():
@@ -191,6 +207,8 @@ class Worker:
                 self._session.cancel(message)
             case Encode() | Decode() | Describe():
                 self._enqueue(len(frame), message)
+            case CheckConstraints():
+                self._constraint_checks.begin(message)
             case Flush():
                 self._router.flush_prefix_caches(message)
 
@@ -227,6 +245,7 @@ class Worker:
     def _close(self) -> None:
         self._encoder.close()
         self._large_encoder.close()
+        self._constraint_checks.close()
         self._router.close()
         self._frontend.close()
         self._context.term()

@@ -182,6 +182,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Requests resubmitted to another engine, or to a later epoch of the same one, since the worker started."""
     parked: int = 0
     """Choices that the worker has taken and that wait for a routable engine."""
+    checks_constraints: bool = False
+    """The worker answers `CheckConstraints`."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -342,8 +344,30 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
     add_bos_token: bool
 
 
+class CheckConstraints(msgspec.Struct, frozen=True, kw_only=True, tag="check_constraints"):
+    """Query whether an engine could apply constraints. The answer may take a second, and needs no engine."""
+
+    id: bytes
+    constraints: tuple[StructuredOutput, ...]
+
+
+class ConstraintProblem(msgspec.Struct, frozen=True):
+    """Why no engine can apply a constraint. `code` is stable, see docs/api.md."""
+
+    code: str
+    message: str
+
+
+class CheckedConstraints(msgspec.Struct, frozen=True, kw_only=True, tag="checked_constraints"):
+    """Answer to CheckConstraints."""
+
+    id: bytes
+    problems: tuple[ConstraintProblem | None, ...]
+    """Of each constraint in turn, up to the first one that has any."""
+
+
 Question = Encode | Decode | Describe
 Reply = Encoded | Decoded | Described
 
-ToTokenizer = Generate | Cancel | Encode | Decode | Describe | Flush
-FromTokenizer = WorkerState | Accepted | Continued | Texts | TextFailed | Encoded | Decoded | Described | Flushed
+ToTokenizer = Generate | Cancel | Encode | Decode | Describe | CheckConstraints | Flush
+FromTokenizer = WorkerState | Accepted | Continued | Texts | TextFailed | Reply | CheckedConstraints | Flushed

@@ -56,6 +56,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("encode.", "tools thinking documents continue_final_message"),
             ("encode.messages[].", "reasoning custom_role"),
             ("encode.tools.", "definitions choice name parallel"),
+            ("check_constraints", " .id .constraints .constraints[].kind .constraints[].value .constraints[].compact"),
         ),
         "from_scheduler": _paths(
             ("status.", "attention compiled_after_ready data_types deferred"),
@@ -74,7 +75,8 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "fetch_status": _paths((".", "needed_bytes free_bytes")),
         "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
-            ("state.", "parked"),
+            ("state.", "parked checks_constraints"),
+            ("checked_constraints", " .id .problems .problems[].code .problems[].message"),
             ("state.status.", "attention compiled_after_ready data_types deferred"),
             ("state.status.data_types[].", "kv_cache weights"),
             ("state.replicas[].", "queue_ms kv_usage"),

@@ -1,28 +1,22 @@
-"""Check that engines can apply the constraints of a request, before it is sent to one."""
+"""Check that engines can apply the constraints of a request, before it is sent to one. Tokenizer workers do it: a
+schema or grammar that made the library crash would end every connection of this process."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.request import GenerationRequest
-from minisgl.frontend.server.admission import Admission
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.validate import validate
-from minisgl.wire.text import StructuredOutput, ToolOptions
+from minisgl.frontend.tokenizers import TokenizerPool
+from minisgl.wire.text import ConstraintProblem, StructuredOutput, ToolOptions
 
 _KEPT: Final = 4096
-_THREADS: Final = 2
-_SECONDS: Final = 1.0
+_TOO_COMPLEX: Final = "grammar_too_complex"
 
 
 class _Check(NamedTuple):
@@ -34,59 +28,40 @@ class _Check(NamedTuple):
 class ConstraintCheck:
     """Remembers constraints that were checked: programs send the same few again and again."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._known: OrderedDict[bytes, GrammarError | None] = OrderedDict()
-        self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="constraint")
+    def __init__(self, tokenizers: TokenizerPool) -> None:
+        self._tokenizers = tokenizers
+        self._known: OrderedDict[bytes, ConstraintProblem | None] = OrderedDict()
 
-    async def check(self, request: GenerationRequest) -> None:
-        """Check a request's constraint and the schemas of its strict tools on a thread, which takes up to a second,
-        behind those of a limited number of other requests. Raises ApiError."""
+    async def check(self, request: GenerationRequest, *, was_held: bool = False) -> None:
+        """Check a request's constraint and the schemas of its strict tools, which takes up to a second, behind those of
+        a limited number of other requests. `was_held`: the request waited for an engine, and is not rejected. Raises
+        ApiError."""
         checks = list(_checks(request))
-        problems = self._remembered(checks)
-        if problems is None:
-            with self._admission.checking():
-                problems = await asyncio.get_running_loop().run_in_executor(self._threads, self._run, checks)
-        for check, problem in zip(checks, problems, strict=False):
-            if problem is not None:
+        problems = {check.key: self._known[check.key] for check in checks if check.key in self._known}
+        for key in problems:
+            self._known.move_to_end(key)
+        new = [check for check in checks if check.key not in problems]
+        if new:
+            with self._tokenizers.requests.admission.checking():
+                constraints = [check.constraint for check in new]
+                found = await self._tokenizers.check_constraints(constraints, was_held=was_held)
+            problems |= self._remember(new, found)
+        for check in checks:
+            if (problem := problems.get(check.key)) is not None:
                 raise ApiError.from_code(problem.code, f"{check.field}: {problem.message}", check.field)
 
-    def _remembered(self, checks: list[_Check]) -> list[GrammarError | None] | None:
-        """Return the problem of each constraint; None if one of them was not checked."""
-        with self._lock:
-            if not all(check.key in self._known for check in checks):
-                return None
-            for check in checks:
-                self._known.move_to_end(check.key)
-            return [self._known[check.key] for check in checks]
-
-    def _run(self, checks: list[_Check]) -> list[GrammarError | None]:
-        """Return the problem of each constraint, up to the first one that has any."""
-        until = time.monotonic() + _SECONDS
-        problems: list[GrammarError | None] = []
-        for check in checks:
-            problem = self._problem(check)
-            if problem is None and time.monotonic() > until:
-                problem = GrammarError("grammar_too_complex", "the constraint takes too long to check; simplify it")
-            problems.append(problem)
-            if problem is not None:
-                break
-        return problems
-
-    def _problem(self, check: _Check) -> GrammarError | None:
-        if (remembered := self._remembered([check])) is not None:
-            return remembered[0]
-        problem: GrammarError | None = None
-        try:
-            validate(check.constraint)
-        except GrammarError as error:
-            problem = error
-        with self._lock:
-            self._known[check.key] = problem
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-        return problem
+    def _remember(
+        self, checks: Sequence[_Check], problems: Sequence[ConstraintProblem | None]
+    ) -> dict[bytes, ConstraintProblem | None]:
+        """Keep results, and return them by key. Checks behind the first problem have none."""
+        results = {check.key: problem for check, problem in zip(checks, problems, strict=False)}
+        for key, problem in results.items():
+            # It may have been too much beside other constraints, or while the machine was busy.
+            if problem is None or problem.code != _TOO_COMPLEX:
+                self._known[key] = problem
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+        return results
 
 
 def _checks(request: GenerationRequest) -> Iterator[_Check]:

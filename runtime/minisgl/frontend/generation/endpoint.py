@@ -91,7 +91,7 @@ class GenerationEndpoint:
         held = await self._hold(record, receive, body, opening) if self._tokenizers.must_hold else None
         try:
             request = await self._parsed(body)
-            await self._constraints.check(request)
+            await self._constraints.check(request, was_held=held is not None)
             # Before it is submitted, because a client may prefer that unknown fields are refused.
             response_headers = ignored_params(headers, request.ignored)
             record.model = response_model_name(request.model, self._tokenizers.model)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,14 +17,13 @@ import pytest
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation import constraint_check
-from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_completion
-from minisgl.frontend.server.admission import Admission
 from minisgl.grammar import lark
 from minisgl.grammar.build import build
+from minisgl.router import constraint_checks
 from minisgl.wire.messages import Submit
-from minisgl.wire.text import SamplingDefaults, StructuredOutput, ToolOptions
+from minisgl.wire.text import SamplingDefaults, StructuredOutput
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with
 from support.frontend.retry_after import assert_has_retry_headers
 from support.frontend.stack import EOS, FrontendStack
@@ -236,33 +236,41 @@ def test_schemas_of_strict_tools_are_checked(agent_stack: FrontendStack) -> None
     assert ask(False, "required").status_code == 200
 
 
-def constraints_check(**limits: int) -> ConstraintCheck:
-    return ConstraintCheck(Admission(RequestLimits(**limits), Counter()))
+def strict_tools(*names: str) -> dict[str, Any]:
+    functions = [{"name": name, "parameters": {"title": name}, "strict": True} for name in names]
+    return CHAT | {"tools": [{"type": "function", "function": function} for function in functions]}
 
 
-async def test_schemas_of_tools_have_a_second_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    definitions = tuple(
-        {"type": "function", "function": {"name": f"f{i}", "parameters": {"title": f"{i}"}, "strict": True}}
-        for i in range(3)
-    )
-    request = msgspec.structs.replace(
-        parse({}), tools=ToolOptions(definitions=definitions), tool_fields=("a", "b", "c")
-    )
-    await constraints_check().check(request)
-    monkeypatch.setattr(constraint_check, "_SECONDS", -1)
-    with pytest.raises(ApiError) as error:
-        await constraints_check().check(request)
-    assert (error.value.code, error.value.param) == ("grammar_too_complex", "a")
+def test_schemas_of_tools_have_a_second_together(agent_stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent_stack.scheduler.answer = answer_with([-EOS])
+    assert agent_stack.http.post("/v1/chat/completions", json=strict_tools("a", "b")).status_code == 200
+    monkeypatch.setattr(constraint_checks, "_SECONDS", -1)
+    for _ in range(2):
+        response = agent_stack.http.post("/v1/chat/completions", json=strict_tools("a", "c", "d"))
+        error = response.json()["error"]
+        expected = (400, "grammar_too_complex", "tools[1].function.parameters")
+        assert (response.status_code, error["code"], error["param"]) == expected
+    monkeypatch.setattr(constraint_checks, "_SECONDS", 60)
+    assert agent_stack.http.post("/v1/chat/completions", json=strict_tools("a", "c", "d")).status_code == 200
 
 
-async def test_checks_that_were_not_needed_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_that_were_not_needed_for_longest_are_forgotten(
+    make_stack: Callable[..., FrontendStack], monkeypatch: pytest.MonkeyPatch
+) -> None:
     checked: list[str] = []
     monkeypatch.setattr(constraint_check, "_KEPT", 2)
-    monkeypatch.setattr(constraint_check, "validate", lambda constraint: checked.append(constraint.value))
-    check = constraints_check()
+    monkeypatch.setattr(constraint_checks, "validate", lambda constraint: checked.append(constraint.value))
+    stack = make_stack()
+    stack.scheduler.answer = answer_with([-EOS])
     for regex in ("a", "b", "a", "c", "a", "b"):
-        await check.check(parse({"regex": regex}))
+        assert stack.http.post("/v1/completions", json={"prompt": "Hi", "regex": regex}).status_code == 200
     assert checked == ["a", "b", "c", "b"]
+
+
+def test_the_frontend_loads_no_library_of_grammars() -> None:
+    script = "import sys, minisgl.frontend.process; assert 'llguidance' not in sys.modules"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_SECONDS, env=environment)
 
 
 def test_constraints_that_are_being_checked_are_limited(
@@ -275,7 +283,7 @@ def test_constraints_that_are_being_checked_are_limited(
             begun.set()
             assert goes_on.wait(WAIT_SECONDS)
 
-    monkeypatch.setattr(constraint_check, "validate", slow)
+    monkeypatch.setattr(constraint_checks, "validate", slow)
     stack = make_stack(limits=RequestLimits(checking=1))
     stack.scheduler.answer = answer_with([-EOS])
 
