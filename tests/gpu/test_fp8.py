@@ -204,7 +204,7 @@ def test_activations_are_quantized_as_on_a_cpu(inputs: int, rows: int) -> None:
     assert torch.equal(residual, stream)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_are_close_to_those_of_the_same_quantization_in_float32(arch: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(
         tmp_path, arch, hidden=256, intermediate=512, heads=4, kv_heads=2, head_dim=64, quantization="fp8-block"
@@ -229,7 +229,7 @@ def test_logits_are_close_to_those_of_the_same_quantization_in_float32(arch: str
     assert ours_of_quantization < 1.2 * of_quantization
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe"])
 def test_logits_of_one_row_are_those_of_the_dequantized_weights(arch: str, tmp_path: Path) -> None:
     """No input is quantized."""
     checkpoint = write_tiny_checkpoint(

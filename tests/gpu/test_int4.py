@@ -125,7 +125,7 @@ def test_a_product_of_any_size_and_number_of_rows(outputs: int, inputs: int, row
 
 
 @pytest.mark.parametrize("name", ["int4", "int4-zeros", "awq", "gptq"])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_are_close_to_those_of_the_same_weights_in_float32(arch: str, name: str, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(
         tmp_path, arch, hidden=256, intermediate=512, heads=4, kv_heads=2, head_dim=64, quantization=name

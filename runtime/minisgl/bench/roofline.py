@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from minisgl.layers.quantization import Int4Groups, Quantization
+from minisgl.layers.quantization import Fp8Blocks, Fp8Channels, Int4Groups, Quantization
 from minisgl.models.config import ModelConfig, MoeConfig
 
 _BYTES: Final = 2
@@ -27,14 +27,19 @@ class _Weights(NamedTuple):
 
 
 _PLAIN: Final = _Weights(_BYTES, 1.0)
+_FP8: Final = _Weights(1.0, 2.0)
 
 
-def _weights(quantization: Quantization | None) -> _Weights:
-    if quantization is None:
-        return _PLAIN
-    if isinstance(quantization.format, Int4Groups):
-        return _Weights(0.5 + _BYTES / quantization.format.group_size, 1.0)
-    return _Weights(1.0, 2.0)
+def _weights(quantization: Quantization | None, *, experts: bool = False) -> _Weights:
+    """Weights of linear layers, or of `experts`, as they are in memory: some formats are dequantized while loading."""
+    match None if quantization is None else quantization.format:
+        case Int4Groups(group_size=group_size):
+            return _Weights(0.5 + _BYTES / group_size, 1.0)
+        case Fp8Channels(per_tensor=per_tensor, static_inputs=static_inputs):
+            return _PLAIN if experts or per_tensor or static_inputs else _FP8
+        case Fp8Blocks():
+            return _FP8
+    return _PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,9 @@ class Roofline:
         kind = _weights(model.quantization)
         layer = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
         if model.moe is not None:
-            layer += self._experts(model.moe, rows, kind)
+            # The router is not quantized.
+            layer += self._linear(hidden, model.moe.num_experts, rows)
+            layer += self._experts(model.moe, rows, _weights(model.quantization, experts=True))
             pointwise_width = model.moe.experts_per_token * model.moe.intermediate_size / tp
         else:
             layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows, kind)

@@ -14,6 +14,7 @@ from minisgl.bench.device_trace import utilization
 from minisgl.bench.report import report, table
 from minisgl.bench.workloads import WORKLOADS, Sizes
 from minisgl.cli.main import main
+from minisgl.toy.tiny import write_tiny_checkpoint
 from support.frontend.served import RUNTIME
 from support.tiny_checkpoint import tiny_checkpoint
 
@@ -91,6 +92,16 @@ def test_bench_offline_measures_a_tiny_model(tmp_path: Path, capsys: pytest.Capt
     assert {"start_imports_seconds", "start_load_seconds", "start_first_token_seconds"} <= {*phases}
     assert sum(figures[phase] for phase in phases) == pytest.approx(figures["engine_up_seconds"])
     assert "tokens_per_second" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-block", "int4"])
+def test_bench_offline_quantizes_weights_and_kv_cache(name: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path / "model", "qwen3", hidden=256, intermediate=512, heads=4, head_dim=64)
+    command = "bench offline --device cpu --num-requests 2 --input-len 3 9 --output-len 2 4 --num-pages 90"
+    flags = ["--dummy-weights", "--quantization", name, "--kv-cache-dtype", "fp8"]
+    assert main([*command.split(), *flags, "--model", str(checkpoint), "--json", str(tmp_path / "a.json")]) == 0
+    figures = json.loads((tmp_path / "a.json").read_text())["figures"]
+    assert figures["tokens_per_second"] > 0
 
 
 def test_bench_offline_updates_a_results_file_and_writes_traces(

@@ -64,6 +64,23 @@ def test_weights_in_fp8_blocks_are_read_and_multiplied_in_half_the_time(batch: i
     assert seconds * 1e3 == pytest.approx(milliseconds, rel=0.02)
 
 
+@pytest.mark.parametrize(("name", "weights"), [("fp8", 1), ("fp8-block", 1), ("int4", 0.5 + 2 / 128), (None, 2)])
+def test_only_what_is_quantized_is_read_in_fewer_bytes(name: str | None, weights: float) -> None:
+    model = ModelConfig.parse(BUILTIN_CONFIGS["qwen3-14b"], quantization=name)
+    linear = 40 * (5120 * (40 + 2 * 8) * 128 + 40 * 128 * 5120 + 3 * 5120 * 17408)
+    moved = linear * weights + 2 * 151_936 * 5120 + 2 * 2 * 40 * 8 * 128
+    assert Roofline(model, H200).decode(1, 1) == pytest.approx(moved / H200.bandwidth, rel=0.01)
+
+
+def test_experts_that_are_dequantized_are_read_in_16_bits() -> None:
+    plain, block, channel = (
+        Roofline(ModelConfig.parse(BUILTIN_CONFIGS["qwen3-30b-a3b"], quantization=name), H200).decode(64, 1024)
+        for name in (None, "fp8-block", "fp8")
+    )
+    assert block < 0.6 * plain
+    assert 0.95 * plain < channel < plain
+
+
 def test_a_kv_cache_in_fp8_is_read_in_half_the_time() -> None:
     model = ModelConfig.parse(BUILTIN_CONFIGS["qwen3-14b"])
     saved = Roofline(model, H200).decode(256, 1024) - Roofline(model, H200, kv_bytes=1).decode(256, 1024)

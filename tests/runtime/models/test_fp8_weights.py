@@ -41,7 +41,7 @@ def write(folder: Path, arch: str = "qwen3", **sizes: Any) -> Path:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
 def test_logits_are_those_of_fake_quantization(
     arch: str, size: int, tmp_path: Path, stays_fp8: Callable[[bool], None]
 ) -> None:
@@ -211,7 +211,7 @@ def weights_of(layer: DecoderLayer) -> list[Weight]:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
 def test_channels_and_weights_quantized_while_loading_give_the_logits_of_fake_quantization(
     arch: str, size: int, tmp_path: Path, stays_fp8: Callable[[bool], None]
 ) -> None:

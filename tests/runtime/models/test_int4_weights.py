@@ -74,7 +74,7 @@ def test_a_word_has_the_weights_that_one_thread_multiplies() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_logits_are_those_of_the_dequantized_weights(
     name: str, arch: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
