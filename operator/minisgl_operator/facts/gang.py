@@ -6,8 +6,8 @@ nodes for only some of its pods goes back to none. The pause after that grows an
 that compete do not come back at the same moment. A replica without any node holds nothing: it stays pending, for
 autoscalers to see.
 
-Count and end of the pause stand in annotations of the StatefulSet, as nothing else in the cluster shows them. If they
-are lost, the next attempt comes earlier, and nothing else changes.
+Count, end and cause of the pause stand in annotations of the StatefulSet, as nothing else in the cluster shows them. If
+they are lost, the next attempt comes earlier, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from functools import cached_property
 from typing import Any, Final
 
 from minisgl_operator.api.objects import Manifest, condition_of, has_condition, is_deleting, parse_time
-from minisgl_operator.facts.pods import is_unschedulable, node_of
+from minisgl_operator.api.text import quote
+from minisgl_operator.facts.pods import has_rank_0, is_unschedulable, node_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names
 
@@ -87,14 +88,14 @@ class GangStarts:
         if replica in self.to_release:
             count = 1 + max(_partial_starts(each) for each in self.replicas)
             end = self.now + _pause(self.model_uid, count)
-            return {
+            found = {
                 names.PARTIAL_STARTS_ANNOTATION: str(count),
                 names.PAUSED_UNTIL_ANNOTATION: end.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
+            return found | ({names.EXCEEDED_QUOTA_ANNOTATION: quota} if (quota := replica.exceeded_quota) else {})
         if replica.has_old_template or (replica.size > 0 and not _lacks_nodes(replica)):
             return {}
-        kept = (names.PARTIAL_STARTS_ANNOTATION, names.PAUSED_UNTIL_ANNOTATION)
-        return {name: value for name, value in _annotations(replica).items() if name in kept}
+        return {name: value for name, value in _annotations(replica).items() if name in names.PAUSE_ANNOTATIONS}
 
     def is_partly_placed(self, pod: Manifest | None) -> bool:
         """True if the pod belongs to a replica that goes back to no pods unless more of its pods get nodes."""
@@ -137,11 +138,19 @@ def _waits(replica: Replica, live: Sequence[Manifest]) -> list[datetime]:
         return [*placed, *ends]
     if any(map(is_unschedulable, live)):
         return placed
-    # A quota, or another admission plugin, may refuse the rest. The others are not ready since a pod went missing.
-    if len(live) < replica.size and not any(has_condition(pod, "Ready") for pod in live):
-        readiness = (_changed(condition_of(pod, "Ready")) for pod in live)
+    # A quota, or another admission plugin, may refuse the rest. Pod 0 alone shows whether the replica serves: member
+    # pods are ready as long as they have joined it. Without it they are not ready, as soon as their kubelets notice.
+    reporting = [pod for pod in live if has_rank_0(pod) and _has_node(pod)] or live
+    if len(live) < replica.size and not any(has_condition(pod, "Ready") for pod in reporting):
+        readiness = (_changed(condition_of(pod, "Ready")) for pod in reporting)
         return [*placed, *(found for found in readiness if found is not None)]
     return []
+
+
+def exceeded_quota(paused: Replica) -> str:
+    """The quota that refused some of the replica's pods before its pause, in the API server's words; empty if they
+    lacked nodes."""
+    return quote(str(_annotations(paused).get(names.EXCEEDED_QUOTA_ANNOTATION, "")))
 
 
 def _changed(condition: Mapping[str, Any] | None) -> datetime | None:

@@ -105,14 +105,11 @@ def creation_failure(messages: Iterable[str]) -> PodFailure | None:
     return None
 
 
-def pods_refused(stateful_set: Manifest, pods: int, events: Iterable[ObjectEvent]) -> bool:
-    """True if a StatefulSet lacks pods because the API server refuses them, for another reason than a full quota.
-    `pods`: number of those that exist."""
+def refusal_of(stateful_set: Manifest, pods: int, events: Iterable[ObjectEvent]) -> PodFailure | None:
+    """The failure that keeps the missing pods of a StatefulSet from being created; None if it lacks none. `pods`:
+    number of those that exist."""
     failed = [event.message for event in events if event.reason == "FailedCreate"]
-    if pods >= int(stateful_set["spec"]["replicas"]) or not failed:
-        return False
-    failure = creation_failure(failed[-1:])
-    return failure is not None and failure.reason != Reason.QUOTA_EXCEEDED
+    return creation_failure(failed[-1:]) if pods < int(stateful_set["spec"]["replicas"]) else None
 
 
 def _request_above_limit(pod: str, problem: str) -> str:

@@ -89,8 +89,13 @@ def last_terminations(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
     return tuple(found)
 
 
+def has_rank_0(pod: Manifest) -> bool:
+    """True for pod 0 of a replica. It is ready when all ranks serve; a member pod is ready once it has joined pod 0."""
+    return bool(pod["metadata"]["labels"].get(names.POD_INDEX_LABEL) == "0")
+
+
 def serves_status(pod: Manifest) -> bool:
     """True if the pod runs and has something to report: of an engine replica only the pod with rank 0."""
     if (pod.get("status") or {}).get("phase") != "Running":
         return False
-    return component(pod) != names.ENGINE or pod["metadata"]["labels"].get(names.POD_INDEX_LABEL) == "0"
+    return component(pod) != names.ENGINE or has_rank_0(pod)

@@ -11,9 +11,10 @@ from functools import cached_property
 from typing import Final, Literal, get_args
 
 from minisgl.wire.status import EnginePhase
+from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, is_deleting
 from minisgl_operator.facts.observed import Observed, Report, Unreachable
-from minisgl_operator.facts.pod_failures import pods_refused
+from minisgl_operator.facts.pod_failures import PodFailure, refusal_of
 from minisgl_operator.facts.pods import (
     cannot_run,
     component,
@@ -36,8 +37,8 @@ class Replica:
     """One replica, which may not exist yet.
 
     `report` is the leader's. `unreachable`: a pod has started, and its launcher did not answer the last probe.
-    `current_revision` is the revision that the spec asks for; `revision` is the replica's own. `pods_refused`: pods are
-    missing because the API server refuses them.
+    `current_revision` is the revision that the spec asks for; `revision` is the replica's own. `refusal`: the reason
+    why missing pods cannot be created.
     """
 
     index: int
@@ -47,13 +48,23 @@ class Replica:
     pods: tuple[Manifest, ...]
     report: Report | None
     unreachable: bool
-    pods_refused: bool
+    refusal: PodFailure | None
     routing: Routing
 
     @cached_property
     def revision(self) -> str | None:
         """The revision of the StatefulSet's pod template."""
         return None if self.stateful_set is None else revision_of(self.stateful_set["spec"]["template"])
+
+    @property
+    def pods_refused(self) -> bool:
+        """True if pods are missing because the API server refuses them, for another reason than a full quota."""
+        return self.refusal is not None and self.refusal.reason != Reason.QUOTA_EXCEEDED
+
+    @property
+    def exceeded_quota(self) -> str:
+        """The quota that has no room for missing pods, in the API server's words; empty without one."""
+        return self.refusal.message if self.refusal is not None and not self.pods_refused else ""
 
     @cached_property
     def size(self) -> int:
@@ -238,8 +249,9 @@ def replica_at(
             containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
             for pod in pods
         ),
-        pods_refused=stateful_set is not None
-        and pods_refused(stateful_set, len(pods), observed.events_of(stateful_set)),
+        refusal=None
+        if stateful_set is None
+        else refusal_of(stateful_set, len(pods), observed.events_of(stateful_set)),
         routing=routing,
     )
 

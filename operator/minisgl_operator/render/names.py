@@ -26,6 +26,9 @@ PARTIAL_STARTS_ANNOTATION: Final = "serving.minisgl.io/partial-starts"
 """Annotation of a StatefulSet: how often in succession only a part of its pods got nodes."""
 PAUSED_UNTIL_ANNOTATION: Final = "serving.minisgl.io/paused-until"
 """Annotation of a StatefulSet: its pods are not created again before this time."""
+EXCEEDED_QUOTA_ANNOTATION: Final = "serving.minisgl.io/exceeded-quota"
+"""Annotation of a StatefulSet: the quota that refused some of its pods when they were removed."""
+PAUSE_ANNOTATIONS: Final = (PARTIAL_STARTS_ANNOTATION, PAUSED_UNTIL_ANNOTATION, EXCEEDED_QUOTA_ANNOTATION)
 PRUNING_ANNOTATION: Final = "serving.minisgl.io/pruning"
 """Annotation of a fetch Job: the directories that its pods may remove, as in their arguments."""
 

@@ -20,8 +20,7 @@ from minisgl_operator.api.objects import Manifest, controller_of
 from minisgl_operator.render.names import (
     CACHE_KEY_ANNOTATION,
     MODEL_LABEL,
-    PARTIAL_STARTS_ANNOTATION,
-    PAUSED_UNTIL_ANNOTATION,
+    PAUSE_ANNOTATIONS,
     PRUNING_ANNOTATION,
 )
 from minisgl_operator.shell.resources import MODEL, POD, Resource, of_kind
@@ -243,7 +242,7 @@ def trim(body: Manifest) -> Manifest:
             kept_metadata["annotations"] = _annotations(metadata, CACHE_KEY_ANNOTATION)
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":
-            kept_metadata["annotations"] = _annotations(metadata, PARTIAL_STARTS_ANNOTATION, PAUSED_UNTIL_ANNOTATION)
+            kept_metadata["annotations"] = _annotations(metadata, *PAUSE_ANNOTATIONS)
             spec = body["spec"]
             metadata = spec["template"].get("metadata", {})
             template = {"metadata": {name: metadata[name] for name in ("labels", "annotations") if name in metadata}}

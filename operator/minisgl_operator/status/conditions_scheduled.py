@@ -7,13 +7,15 @@ from typing import Final
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT
+from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT, exceeded_quota
 from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
+from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, single_node
 from minisgl_operator.status.condition import Condition, pod_title
 
 _UNPLACED: Final = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
+_RAISE_QUOTA: Final = "Raise the ResourceQuota, or request less in the spec."
 
 
 def scheduled(facts: Facts) -> Condition:
@@ -30,16 +32,28 @@ def scheduled(facts: Facts) -> Condition:
     if failure is not None:
         return Condition("False", failure.reason, _message(facts, failure))
     if (paused := facts.gang.paused) is not None:
-        message = (
-            f"Only some of the {facts.gang.pods} pods of {paused.name} got a node within "
-            f"{PARTIAL_START_TIMEOUT.total_seconds():.0f} s. All were removed, so that others can use their GPUs, and "
-            "are created again after a pause. Free GPUs or add nodes for all of them, or lower spec.parallelism.tensor."
-        )
-        return Condition("False", Reason.PARTLY_SCHEDULED, message)
+        return _paused(facts, paused)
     for replica in facts.replicas:
         if sum(bool(node_of(pod)) for pod in replica.pods) < replica.size:
             return Condition("False", Reason.PENDING, f"Pods of {replica.name} wait for a node.")
     return Condition("True", Reason.SCHEDULED, "All pods that were created are on nodes.")
+
+
+def _paused(facts: Facts, replica: Replica) -> Condition:
+    """A replica whose pods were removed for a while, as not all of them got nodes."""
+    removed = "All were removed, so that others can use their GPUs, and are created again after a pause."
+    if quota := exceeded_quota(replica):
+        message = (
+            f"The namespace's quota leaves no room for all {facts.gang.pods} pods of {replica.name}: {quota}. "
+            f"{removed} {_RAISE_QUOTA}"
+        )
+        return Condition("False", Reason.QUOTA_EXCEEDED, message)
+    message = (
+        f"Only some of the {facts.gang.pods} pods of {replica.name} got a node within "
+        f"{PARTIAL_START_TIMEOUT.total_seconds():.0f} s. {removed} Free GPUs or add nodes for all of them, or lower "
+        "spec.parallelism.tensor."
+    )
+    return Condition("False", Reason.PARTLY_SCHEDULED, message)
 
 
 def _message(facts: Facts, failure: PodFailure) -> str:
@@ -54,10 +68,7 @@ def _message(facts: Facts, failure: PodFailure) -> str:
                 "or create a PersistentVolume for the claim."
             )
         case Reason.QUOTA_EXCEEDED:
-            return (
-                f"The namespace's quota leaves no room: {failure.message}. Raise the ResourceQuota, or request less in "
-                "the spec."
-            )
+            return f"The namespace's quota leaves no room: {failure.message}. {_RAISE_QUOTA}"
         case Reason.FIELDS_REQUIRED:
             return (
                 f'ResourceQuota "{failure.subject}" counts resources that the pods do not set: set {failure.message}, '

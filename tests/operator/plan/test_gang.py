@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl_operator.api.objects import Ref
+from minisgl_operator.api.objects import Ref, has_condition
 from minisgl_operator.render import names
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster
@@ -39,6 +39,27 @@ def pods(cluster: SimulatedCluster) -> dict[str, int]:
 
 def pause_of(cluster: SimulatedCluster, replica: str = "qwen-r0") -> dict[str, str]:
     return dict(cluster.objects[Ref("StatefulSet", replica)]["metadata"].get("annotations") or {})
+
+
+def until_complete(
+    clusters: list[SimulatedCluster], some: list[SimulatedCluster], seconds: int, order: Random
+) -> bool:
+    """Run all clusters, which place pods in any order, until a replica of `some` serves; False if none does in time."""
+    for _ in range(seconds):
+        for cluster in clusters:
+            cluster.look()
+            cluster.reconcile()
+            cluster.run_controllers()
+        waiting = [(cluster, name) for cluster in clusters for name in sorted(cluster.pods)]
+        order.shuffle(waiting)
+        for cluster, name in waiting:
+            cluster.run_scheduler([name])
+        for cluster in clusters:
+            cluster.run_kubelets()
+            cluster.run_frontends()
+        if any(cluster.serving() for cluster in some):
+            return True
+    return False
 
 
 def test_replicas_start_one_after_the_other_and_one_stays_pending() -> None:
@@ -130,17 +151,52 @@ def test_a_replica_whose_missing_pods_a_quota_refuses_returns_its_gpus() -> None
     cluster.settle()
     assert pods(cluster) == {}
     assert pause_of(cluster)[names.PARTIAL_STARTS_ANNOTATION] == "1"
+    assert "exceeded quota: gpus" in pause_of(cluster)[names.EXCEEDED_QUOTA_ANNOTATION]
     cluster.quota = None
     cluster.now += timedelta(minutes=1)
     cluster.settle()
     assert list(cluster.serving()) == ["qwen-r0"]
+    assert pause_of(cluster) == {}
 
 
-def test_a_pod_that_has_just_gone_does_not_end_a_replica_that_served_for_long() -> None:
+def test_a_replica_whose_members_have_joined_counts_as_incomplete_as_long_as_pod_0_is_not_ready() -> None:
+    cluster = cluster_with(8, {"replicas": 1})
+    cluster.quota = 5
+    cluster.settle()
+    ready = [name for name, pod in sorted(cluster.pods.items()) if has_condition(pod, "Ready")]
+    assert ready == [f"qwen-r0-{index}" for index in range(1, 5)]
+    wait = cluster.facts().gang.seconds_until_change
+    assert wait is not None and 0 < wait <= 60
+    # A member that loses its link and joins again is no progress.
+    cluster.now += timedelta(seconds=50)
+    for links in (False, True):
+        condition = {"type": "Ready", "status": str(links), "lastTransitionTime": cluster.now.isoformat()}
+        conditions = cluster.pods["qwen-r0-2"]["status"]["conditions"]
+        conditions[:] = [each for each in conditions if each["type"] != "Ready"] + [condition]
+        cluster.look()
+        wait = cluster.facts().gang.seconds_until_change
+        assert wait is not None and 0 < wait <= 10
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the first", "the second"])
+def test_models_that_share_a_quota_do_not_block_each_other(first: int) -> None:
+    clusters = [cluster_with(16, {"replicas": 1}, uid) for uid in (1, 2)]
+    clusters[0].neighbours, clusters[1].neighbours = [clusters[1]], [clusters[0]]
+    for quota, cluster in zip((4, 8), (clusters[first], clusters[1 - first]), strict=True):
+        cluster.quota = quota
+        cluster.settle()
+    clusters[first].quota = 8
+    assert [pods(cluster) for cluster in clusters] == [{"qwen-r0": 4}] * 2
+    assert until_complete(clusters, clusters, 1200, Random(0))
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_pod_that_has_just_gone_does_not_end_a_replica_that_served_for_long(index: int) -> None:
     cluster = cluster_with(8, {"replicas": 1})
     cluster.settle()
     cluster.now += timedelta(hours=1)
-    del cluster.pods["qwen-r0-3"]
+    gone = f"qwen-r0-{index}"
+    del cluster.pods[gone]
     others = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
     for kubelets_know in (False, True):
         if kubelets_know:
@@ -148,7 +204,7 @@ def test_a_pod_that_has_just_gone_does_not_end_a_replica_that_served_for_long() 
         cluster.look()
         cluster.reconcile()
         cluster.run_controllers()
-        cluster.pods.pop("qwen-r0-3")
+        cluster.pods.pop(gone)
     cluster.settle()
     assert list(cluster.serving()) == ["qwen-r0"]
     assert others.items() <= {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}.items()
@@ -264,28 +320,10 @@ def test_models_that_compete_for_gpus_do_not_block_each_other(seed: int, replica
     order = Random(seed)
     clusters = [cluster_with(8 + spare, {"replicas": replicas}, uid + each) for each in range(2)]
     clusters[0].neighbours, clusters[1].neighbours = [clusters[1]], [clusters[0]]
-
-    def until_complete(some: list[SimulatedCluster], seconds: int) -> bool:
-        for _ in range(seconds):
-            for cluster in clusters:
-                cluster.look()
-                cluster.reconcile()
-                cluster.run_controllers()
-            waiting = [(cluster, name) for cluster in clusters for name in sorted(cluster.pods)]
-            order.shuffle(waiting)
-            for cluster, name in waiting:
-                cluster.run_scheduler([name])
-            for cluster in clusters:
-                cluster.run_kubelets()
-                cluster.run_frontends()
-            if any(cluster.serving() for cluster in some):
-                return True
-        return False
-
-    assert until_complete(clusters, 1200)
+    assert until_complete(clusters, clusters, 1200, order)
     first = next(cluster for cluster in clusters if cluster.serving())
     first.edit({"suspend": True})
-    assert until_complete(first.neighbours, 1200)
+    assert until_complete(clusters, first.neighbours, 1200, order)
 
 
 @pytest.mark.parametrize(

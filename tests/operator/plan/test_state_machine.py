@@ -216,22 +216,27 @@ class Cluster(RuleBasedStateMachine):
     def frontends_look(self) -> None:
         self.cluster.run_frontends()
 
-    @rule(replicas=st.integers(1, 4), more=st.integers(0, 3), restarted=st.booleans())
-    def gpus_are_scarce(self, replicas: int, more: int, restarted: bool) -> None:
-        """With GPUs for one replica and a part of another, one becomes complete. GPUs stay scarce until all settles."""
+    @rule(replicas=st.integers(1, 4), more=st.integers(0, 3), restarted=st.booleans(), by_quota=st.booleans())
+    def gpus_are_scarce(self, replicas: int, more: int, restarted: bool, by_quota: bool) -> None:
+        """With GPUs, or a quota, for one replica and a part of another, one becomes complete. They stay scarce until
+        all settles."""
         for ref in list(self.theirs):
             self.someone_gives_it_back(ref)
         self.cluster.silent.clear()
         self.cluster.nodes = {node: NodeState() for node in NODES}
         self.cluster.hanging.clear()
-        self.cluster.quota = self.cluster.room = None
+        self.cluster.slots = self.cluster.quota = self.cluster.room = None
         if restarted:
             self.cluster.edit({"suspend": True})
             self.cluster.settle()
         strategy = self.cluster.raw["spec"]["rollout"]["strategy"]
         wanted = {"engine": {"image": IMAGES[0]}, "rollout": {"strategy": strategy, "autoRollback": False}}
         self.cluster.edit({**wanted, "replicas": replicas, "suspend": False})
-        self.cluster.slots = self.cluster.model.spec.parallelism.pods + more
+        enough = self.cluster.model.spec.parallelism.pods + more
+        if by_quota:
+            self.cluster.quota = enough
+        else:
+            self.cluster.slots = enough
         for _ in range(20):
             self.cluster.settle()
             if self.cluster.serving():

@@ -251,6 +251,13 @@ def test_a_partly_placed_replica_and_its_pause_are_reported_with_the_next_step()
     assert scene.status()["phase"] == "Pending"
     assert outcome(scene, "EngineReady") == ("False", "WaitingForPods")
 
+    quota = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: 4, limited: 4"
+    stateful_set["metadata"]["annotations"][names.EXCEEDED_QUOTA_ANNOTATION] = quota
+    assert outcome(scene, "Scheduled") == ("False", "QuotaExceeded")
+    message = scene.conditions()["Scheduled"]["message"]
+    assert "2 pods of qwen-r0" in message and quota in message
+    assert "Raise the ResourceQuota" in message and "after a pause" in message and "add nodes" not in message
+
 
 def test_a_replica_that_waits_for_the_start_of_another_one_says_so() -> None:
     scene = Scene({"replicas": 2, **NETWORK}, source=CLAIM)

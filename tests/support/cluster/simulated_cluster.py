@@ -43,8 +43,8 @@ class SimulatedCluster:
     tokenizer files of images that differ from the others; frontends cannot load `unusable` ones. `silent` has the names
     of pods whose launcher does not answer probes. `slots` is the number of engine pods for which nodes have room,
     shared with the `neighbours`; None: enough for all. The scheduler places pods in the order of their names, or as
-    `placement` shuffles them. `quota` is the number of engine pods that may exist; None: any. Admission refuses pods
-    with `refused` images; `dry_run` is the HTTP status of a dry run instead.
+    `placement` shuffles them. `quota` is the number of engine pods that may exist, shared with the `neighbours`; None:
+    any. Admission refuses pods with `refused` images; `dry_run` is the HTTP status of a dry run instead.
 
     `downloads`: fetch Jobs complete, unless the claim with its `checkpoints` has no room for another one. `room` is the
     number of checkpoints that fit on it; None: any.
@@ -274,7 +274,8 @@ class SimulatedCluster:
             pod["status"]["conditions"] = [*(before | {said["type"]: said}).values()]
 
     def run_kubelets(self, which: Iterable[str] | None = None) -> None:
-        """Remove deleted pods; make the pods of complete groups with one revision ready."""
+        """Remove deleted pods; make the pods of complete groups with one revision ready, and member pods that have
+        joined pod 0."""
         for name in list(self.pods) if which is None else which:
             pod = self.pods.get(name)
             if pod is None:
@@ -297,7 +298,16 @@ class SimulatedCluster:
             size = self._size(pod)
             placed = all(other["spec"]["nodeName"] is not None for other in group)
             up = alike and placed and len(group) >= size and self._image(pod) not in self.broken
-            self._set_condition(pod, {"type": "Ready", "status": "True" if up else "False"})
+            ready = up or self._has_joined(pod)
+            self._set_condition(pod, {"type": "Ready", "status": "True" if ready else "False"})
+
+    def _has_joined(self, pod: Manifest) -> bool:
+        """True for a member pod with a link to pod 0, whether or not the ranks of the replica serve."""
+        leader = self.pods.get(f"{self._replica(pod)}-0")
+        if leader is None or leader is pod or is_deleting(leader) or leader["status"]["phase"] != "Running":
+            return False
+        reachable = self.nodes.get(leader["spec"]["nodeName"]) == NodeState()
+        return reachable and revision_of(leader) == revision_of(pod) and self._image(pod) not in self.broken
 
     def lose_node(self, name: str) -> None:
         """Stop a node: its pods stay as they are, and are marked as not ready."""
@@ -416,7 +426,7 @@ class SimulatedCluster:
         """The message with which admission refuses a pod or a pod template; "" if it does not. Quotas come last."""
         if self._image(pod) in self.refused:
             return f'pods "qwen" is forbidden: {REFUSAL}'
-        full = self.quota is not None and len(self.pods) >= self.quota
+        full = self.quota is not None and sum(len(each.pods) for each in (self, *self.neighbours)) >= self.quota
         return 'pods "qwen" is forbidden: exceeded quota: gpus, requested: pods=1' if full else ""
 
     def _run_deployment(self, body: Manifest) -> None:
