@@ -3,8 +3,8 @@
 The API server keeps a pod until its kubelet reports that it has terminated, and a StatefulSet creates no other pod of
 that name before. A node that is down reports nothing, so its replica would stay down until a user acts. Such a pod is
 deleted by force, but only when its node is known to be lost: a node that lives and does not end a pod has a process
-that hangs in its driver or on its disk. Without the pod its kubelet would forget the devices of that process, and the
-next pod would get a GPU in use.
+that hangs in its driver or on its disk, or a container runtime that hangs. Without the pod its kubelet would forget the
+devices of that process, and the next pod would get a GPU in use. A node that reports that it is not ready lives.
 
 A second pod of the same name elsewhere damages no data: engines only read the model's files, and a leader takes the pod
 that joined last. Fetch pods are never deleted by force: two writers of one directory could leave a mixture of two
@@ -23,20 +23,21 @@ from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.render import names
 
 NODE_LOST_AFTER: Final = timedelta(seconds=300)
-"""Time for which a node must not have been ready. Kubernetes calls it not ready after 50 s without a heartbeat
+"""Time for which a node's Ready must have been Unknown. Kubernetes sets it 50 s after the last heartbeat
 (node-monitor-grace-period), and waits as long as this before it evicts the node's pods (the default tolerations of
 not-ready and unreachable)."""
 FORCE_DELETE_AFTER: Final = timedelta(seconds=60)
 """Time after the deletion in which a node that returns reports the pod's end; the same time after the grace period of a
 pod on a live node, in which its kubelet cleans up. Kubernetes' garbage collection of pods without a node takes about as
 long (40 s of quarantine, a check every 20 s). With default tolerations a pod is deleted by force 6 minutes after its
-node stopped being ready, which is also when Kubernetes detaches the volumes of such a node."""
+node's Ready became Unknown, which is also when Kubernetes detaches the volumes of such a node."""
 _READ_ONLY: Final = (names.ENGINE, names.FRONTEND)
 
-Ending = Literal["lost", "not ready", "hangs", "unknown"]
+Ending = Literal["lost", "silent", "not ready", "hangs", "unknown"]
 """State of a deleted pod that does not terminate. `lost`: its node is lost; the pod is deleted by force, a fetch pod
-excepted. `not ready`: its node is not ready, but not for long enough. `hangs`: its node is ready, and has not ended the
-pod in time. `unknown`: as `hangs`, but the operator cannot read nodes."""
+excepted. `silent`: its node's kubelet is silent, but not for long enough. `hangs`: its node is ready, and has not ended
+the pod in time. `not ready`: as `hangs`, but the kubelet reports that the node is not ready. `unknown`: as `hangs`, but
+the operator cannot read nodes."""
 
 
 def pods_to_force_delete(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> tuple[Manifest, ...]:
@@ -58,22 +59,29 @@ def ending(pod: Manifest, nodes: Nodes | None, now: datetime) -> Ending | None:
     deadline, node = _deadline(pod), node_of(pod)
     if deadline is None or node is None:
         return None
-    if nodes is not None:
-        state = nodes.get(node)
-        if is_lost(state, now):
-            return "lost"
-        if state is not None and state.not_ready_since is not None:
-            return "not ready"
+    state = None if nodes is None else nodes.get(node)
+    if nodes is not None and is_lost(state, now):
+        return "lost"
+    if state is not None and state.ready == "Unknown":
+        return "silent"
     if now < deadline + FORCE_DELETE_AFTER:
         return None
-    return "unknown" if nodes is None else "hangs"
+    if state is None:
+        return "unknown"
+    return "hangs" if state.ready == "True" else "not ready"
 
 
 def is_lost(node: NodeState | None, now: datetime) -> bool:
-    """True for a node that does not exist, that is tainted as out of service, or that has not been ready for long."""
+    """True for a node that does not exist, that is tainted as out of service, or whose kubelet has been silent for
+    long."""
     if node is None or node.out_of_service:
         return True
-    return node.not_ready_since is not None and now >= node.not_ready_since + NODE_LOST_AFTER
+    silent_since = _silent_since(node)
+    return silent_since is not None and now >= silent_since + NODE_LOST_AFTER
+
+
+def _silent_since(node: NodeState) -> datetime | None:
+    return node.not_ready_since if node.ready == "Unknown" else None
 
 
 def seconds_until_next_deadline(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> float | None:
@@ -89,8 +97,8 @@ def _moments(pod: Manifest, nodes: Nodes | None) -> Iterator[datetime]:
     yield deleted + FORCE_DELETE_AFTER
     yield deadline + FORCE_DELETE_AFTER
     state = (nodes or {}).get(node_of(pod) or "")
-    if state is not None and state.not_ready_since is not None:
-        yield state.not_ready_since + NODE_LOST_AFTER
+    if state is not None and (silent_since := _silent_since(state)) is not None:
+        yield silent_since + NODE_LOST_AFTER
 
 
 def _deadline(pod: Manifest) -> datetime | None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
+
+Readiness = Literal["True", "False", "Unknown"]
+"""Status of a node's condition Ready. A live kubelet writes True or False; the node controller writes Unknown when the
+kubelet is silent."""
 
 
 @dataclass(frozen=True)
 class NodeState:
     """Readiness and taint of a node that exists.
 
-    `not_ready_since`: time of the change to Ready=False or Ready=Unknown; None for a ready node, and for one that has
-    never reported. `out_of_service`: a user has tainted it with node.kubernetes.io/out-of-service.
+    `ready` is True for a node that has never reported. `not_ready_since`: time of the change to False or Unknown; None
+    for a ready node. `out_of_service`: a user has tainted it with node.kubernetes.io/out-of-service.
     """
 
+    ready: Readiness = "True"
     not_ready_since: datetime | None = None
     out_of_service: bool = False
 

@@ -172,7 +172,8 @@ def node_state(body: Manifest) -> NodeState:
 def _state(node: _Node) -> NodeState:
     ready: Mapping[str, _Condition] = {each.type: each for each in node.status.conditions or ()}
     found = ready.get("Ready")
-    since = None
-    if found is not None and found.status != "True" and found.lastTransitionTime is not None:
-        since = parse_time(found.lastTransitionTime)
-    return NodeState(since, any(taint.key == _OUT_OF_SERVICE for taint in node.spec.taints or ()))
+    out_of_service = any(taint.key == _OUT_OF_SERVICE for taint in node.spec.taints or ())
+    if found is None or found.status == "True":
+        return NodeState(out_of_service=out_of_service)
+    since = None if found.lastTransitionTime is None else parse_time(found.lastTransitionTime)
+    return NodeState("Unknown" if found.status == "Unknown" else "False", since, out_of_service)

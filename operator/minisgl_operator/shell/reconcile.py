@@ -164,7 +164,7 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
     pods = [one.body for one in context.store.of_model(key) if one.body["kind"] == POD.kind]
     nodes = _nodes_of(context, pods)
     for pod in pods:
-        if ending(pod, nodes, now) in ("hangs", "unknown"):
+        if ending(pod, nodes, now) in ("hangs", "not ready", "unknown"):
             # There may be no InferenceModel left that could have a condition.
             where = (pod["metadata"]["namespace"], pod["metadata"]["name"], node_of(pod))
             _log.warning("Pod %s/%s of a deleted model does not end, and its node %s is not known to be lost", *where)

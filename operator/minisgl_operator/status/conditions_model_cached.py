@@ -57,7 +57,7 @@ def model_cached(facts: Facts) -> Condition:
             "the claim, so no other one is created before: bring the node back, or run "
             f"`kubectl delete node {node}` if it is off permanently."
         )
-        lost = facts.ending(pod) in ("lost", "not ready")
+        lost = facts.ending(pod) in ("lost", "silent")
         return Condition("False", Reason.NODE_LOST if lost else Reason.POD_NOT_TERMINATING, message)
     # A fetch that retries automatically reports a reason while it is in progress.
     if facts.fetch.phase == "Failed" or facts.fetch.reason:

@@ -13,6 +13,7 @@ from minisgl_operator.status.condition import Condition
 
 _GRACE = f"{FORCE_DELETE_AFTER.total_seconds():.0f} s"
 _LOST = f"{NODE_LOST_AFTER.total_seconds():.0f} s"
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 NO_NODES = (
     "The operator cannot read nodes, so it does not know whether this one is lost: allow it get, list and watch of "
     "nodes, which is the chart's value nodes.read."
@@ -31,17 +32,27 @@ def _condition(pod: str, node: str, ending: Ending) -> Condition:
     match ending:
         case "lost":
             message = (
-                f"Pod {pod} was deleted, and its node {node} is lost: it does not exist, has not been ready for "
-                f"{_LOST}, or is tainted as out of service. {_GRACE} after its deletion the pod is deleted by force, "
-                f"so that another node can run it. See `kubectl describe node {node}`."
+                f"Pod {pod} was deleted, and its node {node} is lost: it does not exist, its kubelet has been silent "
+                f"for {_LOST}, or it is tainted as out of service. {_GRACE} after its deletion the pod is deleted by "
+                f"force, so that another node can run it. See `kubectl describe node {node}`."
+            )
+            return Condition("False", Reason.NODE_LOST, message)
+        case "silent":
+            message = (
+                f"Pod {pod} was deleted, and the kubelet of its node {node} is silent (Ready is Unknown). The pod is "
+                f"deleted by force once that has lasted for {_LOST}. If the node is off permanently, run "
+                f"`kubectl delete node {node}`."
             )
             return Condition("False", Reason.NODE_LOST, message)
         case "not ready":
-            message = (
-                f"Pod {pod} was deleted, and its node {node} is not ready. It is deleted by force once the node has "
-                f"not been ready for {_LOST}. If the node is off permanently, run `kubectl delete node {node}`."
+            cause = (
+                f", which is not ready but whose kubelet runs, has not ended it within {_GRACE} after its grace period."
             )
-            return Condition("False", Reason.NODE_LOST, message)
+            advice = (
+                "Its devices may be in use, so it is not deleted by force. See the condition Ready in "
+                f"`kubectl describe node {node}`, and restart the kubelet or the node. If the machine is off, run "
+                f"`kubectl taint node {node} {_OUT_OF_SERVICE}`."
+            )
         case "hangs":
             cause = f", which is ready, has not ended it within {_GRACE} after its grace period."
             advice = (

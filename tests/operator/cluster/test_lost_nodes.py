@@ -57,7 +57,7 @@ def test_a_node_that_has_returned_is_asked_before_a_pod_is_forced_off_it(
     control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watch may be late: here it never reports that the node is ready again."""
-    lost = NodeState(datetime(2026, 1, 1, tzinfo=UTC))
+    lost = NodeState("Unknown", datetime(2026, 1, 1, tzinfo=UTC))
     monkeypatch.setattr(nodes.NodeWatch, "nodes", property(lambda watch: {cluster.node: lost}))
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
         uid = hang(cluster)

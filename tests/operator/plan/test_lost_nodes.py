@@ -14,7 +14,10 @@ from minisgl_operator.render import names
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 seconds = st.integers(0, 700).map(lambda number: timedelta(seconds=number))
-states = st.builds(NodeState, st.none() | seconds.map(lambda since: START + since), st.booleans())
+stamps = seconds.map(lambda since: START + since)
+states = st.builds(NodeState, out_of_service=st.booleans()) | st.builds(
+    NodeState, st.sampled_from(("False", "Unknown")), st.none() | stamps, st.booleans()
+)
 
 
 @st.composite
@@ -45,6 +48,6 @@ def test_only_deleted_pods_of_lost_nodes_are_forced(pod: Manifest, nodes: Nodes 
         assert nodes is not None and "deletionTimestamp" in forced["metadata"]
         assert forced["metadata"]["labels"][names.COMPONENT_LABEL] != names.FETCH
         node = nodes.get(forced["spec"]["nodeName"])
-        assert node is None or node.out_of_service or node.not_ready_since is not None
-        if node is not None and not node.out_of_service and node.not_ready_since is not None:
+        if node is not None and not node.out_of_service:
+            assert node.ready == "Unknown" and node.not_ready_since is not None
             assert now - node.not_ready_since >= timedelta(seconds=300)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.plan.plan import Apply, Delete, plan
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
@@ -375,7 +375,7 @@ def deletions(cluster: SimulatedCluster) -> list[Delete]:
     return [step for step in cluster.plan() if isinstance(step, Delete)]
 
 
-@pytest.mark.parametrize("loss", ["gone", "out of service", "not ready"])
+@pytest.mark.parametrize("loss", ["gone", "out of service", "silent"])
 def test_a_pod_on_a_lost_node_waits_for_no_drain(loss: str) -> None:
     cluster, pod = evicted()
     node = pod["spec"]["nodeName"]
@@ -384,7 +384,7 @@ def test_a_pod_on_a_lost_node_waits_for_no_drain(loss: str) -> None:
     elif loss == "out of service":
         cluster.nodes[node] = NodeState(out_of_service=True)
     else:
-        cluster.nodes[node] = NodeState(cluster.now - timedelta(seconds=300))
+        cluster.nodes[node] = NodeState("Unknown", cluster.now - timedelta(seconds=300))
     cluster.now += timedelta(seconds=59)
     assert not deletions(cluster)
     cluster.now += timedelta(seconds=1)
@@ -393,16 +393,19 @@ def test_a_pod_on_a_lost_node_waits_for_no_drain(loss: str) -> None:
 
 def test_no_pod_is_forced_off_a_node_that_may_come_back() -> None:
     cluster, pod = evicted()
-    cluster.nodes[pod["spec"]["nodeName"]] = NodeState(cluster.now)
+    cluster.nodes[pod["spec"]["nodeName"]] = NodeState("Unknown", cluster.now)
     cluster.now += timedelta(seconds=299)
     assert not deletions(cluster)
     cluster.now += timedelta(seconds=1)
     assert deletions(cluster)
 
 
-def test_no_pod_is_forced_off_a_live_node() -> None:
-    """A process that hangs keeps its GPU, which the next pod would get."""
-    cluster, _ = evicted()
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_no_pod_is_forced_off_a_live_node(ready: Readiness) -> None:
+    """A process that hangs keeps its GPU, which the next pod would get. A kubelet that reports that its node is not
+    ready lives."""
+    cluster, pod = evicted()
+    cluster.nodes[pod["spec"]["nodeName"]] = NodeState(ready, None if ready == "True" else cluster.now)
     cluster.now += timedelta(days=1)
     assert not deletions(cluster)
 

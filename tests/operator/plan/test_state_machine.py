@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from minisgl_operator.api.objects import Ref, ref_of
 from minisgl_operator.facts.cache_use import cache_key_of
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.plan.plan import Apply, Delete
 from minisgl_operator.render import initial_replicas, names, render
 from support.cluster.guarded_cluster import GuardedCluster
@@ -168,13 +168,28 @@ class Cluster(RuleBasedStateMachine):
             self.cluster.lose_node(node)
 
     @rule(node=st.sampled_from(NODES))
+    def a_node_reports_that_it_is_not_ready(self, node: str) -> None:
+        if node in self.cluster.nodes:
+            self.cluster.lose_node(node, "False")
+
+    @rule(node=st.sampled_from(NODES), ready=st.sampled_from(("False", "Unknown")))
+    def a_node_stays_not_ready(self, node: str, ready: Readiness) -> None:
+        """Kubernetes deletes the pods of the node, and the operator has the time to force them off."""
+        if node in self.cluster.nodes:
+            self.cluster.lose_node(node, ready)
+            for seconds in (301, 61):
+                self.cluster.pass_time(seconds)
+            self.cluster.look()
+            self.cluster.reconcile()
+
+    @rule(node=st.sampled_from(NODES))
     def a_node_returns(self, node: str) -> None:
         self.cluster.nodes[node] = NodeState()
 
     @rule(node=st.sampled_from(NODES), tainted=st.booleans())
     def a_node_is_given_up(self, node: str, tainted: bool) -> None:
         if tainted:
-            self.cluster.nodes[node] = NodeState(self.cluster.now, out_of_service=True)
+            self.cluster.nodes[node] = NodeState("Unknown", self.cluster.now, out_of_service=True)
         else:
             self.cluster.nodes.pop(node, None)
 

@@ -19,7 +19,7 @@ from minisgl_operator.shell.client import ApiError, Client, Connection
 from minisgl_operator.shell.nodes import NodeWatch
 
 SINCE = "2026-01-01T12:00:00Z"
-UNKNOWN = NodeState(not_ready_since=datetime(2026, 1, 1, 12, tzinfo=UTC))
+UNKNOWN = NodeState("Unknown", datetime(2026, 1, 1, 12, tzinfo=UTC))
 
 
 def node(name: str, ready: str | None = "True", taint: str | None = None) -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def test_readiness_and_taints_of_nodes_are_known(cluster: Cluster) -> None
         assert watched.watch.nodes == {
             "ready": NodeState(),
             "silent": UNKNOWN,
-            "broken": UNKNOWN,
+            "broken": NodeState("False", UNKNOWN.not_ready_since),
             "off": NodeState(out_of_service=True),
             "tainted": NodeState(),
             "new": NodeState(),

@@ -612,13 +612,25 @@ def test_a_pod_that_its_live_node_does_not_end_is_reported() -> None:
     expect(scene, "EngineReady", "PodNotTerminating", *words)
 
 
-def test_a_pod_on_a_node_that_is_not_ready_is_reported() -> None:
+def test_a_pod_on_a_silent_node_is_reported() -> None:
     scene = not_terminating()
     assert scene.nodes is not None
-    scene.nodes["node-0"] = NodeState(NOW - timedelta(seconds=299))
-    expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node-0 is not ready", "kubectl delete node node-0")
-    scene.nodes["node-0"] = NodeState(NOW - timedelta(seconds=300))
+    scene.nodes["node-0"] = NodeState("Unknown", NOW - timedelta(seconds=299))
+    expect(scene, "EngineReady", "NodeLost", "Pod qwen-r0-0", "node-0 is silent", "kubectl delete node node-0")
+    scene.nodes["node-0"] = NodeState("Unknown", NOW - timedelta(seconds=300))
     expect(scene, "EngineReady", "NodeLost", "node node-0 is lost", "by force", "kubectl describe node node-0")
+
+
+def test_a_pod_on_a_node_that_reports_that_it_is_not_ready_is_reported() -> None:
+    scene = not_terminating()
+    assert scene.nodes is not None
+    scene.nodes["node-0"] = NodeState("False", NOW - timedelta(hours=1))
+    assert scene.conditions()["EngineReady"]["reason"] == "Unreachable", "the kubelet has time left"
+    scene.pods["qwen-r0-0"]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+    words = ("Pod qwen-r0-0", "node-0, which is not ready but whose kubelet runs", "not deleted by force")
+    remedies = ("restart the kubelet or the node", "kubectl taint node node-0 node.kubernetes.io/out-of-service=")
+    expect(scene, "EngineReady", "PodNotTerminating", *words, *remedies)
+    assert "delete node" not in scene.conditions()["EngineReady"]["message"]
 
 
 @pytest.mark.parametrize("state", [None, NodeState(out_of_service=True)], ids=["gone", "out of service"])

@@ -19,7 +19,7 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.cache_use import cache_key_of
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Unreachable
 from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.facts.waves import Turn
@@ -309,9 +309,10 @@ class SimulatedCluster:
         reachable = self.nodes.get(leader["spec"]["nodeName"]) == NodeState()
         return reachable and revision_of(leader) == revision_of(pod) and self._image(pod) not in self.broken
 
-    def lose_node(self, name: str) -> None:
-        """Stop a node: its pods stay as they are, and are marked as not ready."""
-        self.nodes[name] = NodeState(self.now)
+    def lose_node(self, name: str, ready: Readiness = "Unknown") -> None:
+        """Stop a node, or with `ready` False all that its kubelet does except its reports: its pods stay as they are,
+        and are marked as not ready."""
+        self.nodes[name] = NodeState(ready, self.now)
         for pod in self.pods.values():
             if pod["spec"]["nodeName"] == name:
                 pod["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
@@ -470,7 +471,7 @@ class SimulatedCluster:
             return
         node = self.nodes.get(pod["spec"]["nodeName"])
         lost = node is None or node.out_of_service
-        if node is not None and node.not_ready_since is not None:
+        if node is not None and node.ready == "Unknown" and node.not_ready_since is not None:
             lost |= self.now - node.not_ready_since >= NODE_LOST_AFTER
         assert lost and is_deleting(pod) and self.sees_nodes, f"forced off a node that is not lost: {step}"
         del self.pods[step.ref.name]
