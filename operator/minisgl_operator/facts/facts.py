@@ -406,13 +406,6 @@ class Facts:
         in_use = directories_in_use(self.model, self.observed, self.history, self.revisions_in_use)
         return pruning(self.model, in_use, others_obsolete=unused_are_obsolete(self.replicas, self.observed))
 
-    @cached_property
-    def ending_fetch_pod(self) -> Manifest | None:
-        """The deleted fetch pod whose node does not confirm its end; None without one."""
-        # The pod of another Job counts too: fetches run one after the other.
-        pods = (pod for pod in self.observed.pods if component(pod) == names.FETCH)
-        return next((pod for pod in pods if self.ending(pod)), None)
-
     def awaits_first_report(self, reported_before: Collection[str]) -> bool:
         """True if a pod that can answer has not been probed yet, as after a start of the operator. `reported_before`
         names replicas whose leader has reported earlier: it is waited for even while its pod is not ready."""

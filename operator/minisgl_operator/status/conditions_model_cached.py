@@ -11,10 +11,11 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import FetchStatus
-from minisgl_operator.facts.pods import node_of
+from minisgl_operator.facts.pods import component
 from minisgl_operator.render import model_files, names
 from minisgl_operator.render.quantity import amount
 from minisgl_operator.status.condition import Condition, older_image
+from minisgl_operator.status.ending_pods import ending_pod
 
 _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
     "AuthRequired": (
@@ -50,15 +51,10 @@ def model_cached(facts: Facts) -> Condition:
     if facts.cached:
         message = f'{facts.title} is on PersistentVolumeClaim "{model_files.cache_claim(facts.model)}".'
         return Condition("True", Reason.CACHED, message)
-    if (pod := facts.ending_fetch_pod) is not None:
-        node = node_of(pod)
-        message = (
-            f"Node {node} does not confirm that the pod that fetches {facts.title} has terminated. That pod writes to "
-            "the claim, so no other one is created before: bring the node back, or run "
-            f"`kubectl delete node {node}` if it is off permanently."
-        )
-        lost = facts.ending(pod) in ("lost", "silent")
-        return Condition("False", Reason.NODE_LOST if lost else Reason.POD_NOT_TERMINATING, message)
+    # The pod of another Job counts too: fetches run one after the other.
+    fetch_pods = (pod for pod in facts.observed.pods if component(pod) == names.FETCH)
+    if (found := ending_pod(facts, fetch_pods)) is not None:
+        return found
     # A fetch that retries automatically reports a reason while it is in progress.
     if facts.fetch.phase == "Failed" or facts.fetch.reason:
         return _fetch_failed(facts, facts.fetch)

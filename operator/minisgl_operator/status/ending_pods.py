@@ -8,12 +8,16 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER, NODE_LOST_AFTER, Ending
-from minisgl_operator.facts.pods import node_of
+from minisgl_operator.facts.pods import component, node_of
+from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
 
 _GRACE = f"{FORCE_DELETE_AFTER.total_seconds():.0f} s"
 _LOST = f"{NODE_LOST_AFTER.total_seconds():.0f} s"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+_CLAIM = (
+    "It may still write to the claim, so it is not deleted by force, and no other fetch starts before it has ended."
+)
 NO_NODES = (
     "The operator cannot read nodes, so it does not know whether this one is lost: allow it get, list and watch of "
     "nodes, which is the chart's value nodes.read."
@@ -24,24 +28,32 @@ def ending_pod(facts: Facts, pods: Iterable[Manifest]) -> Condition | None:
     """The condition of the first deleted pod that does not terminate; None if all of them may still do so in time."""
     for pod in pods:
         if (ending := facts.ending(pod)) is not None:
-            return _condition(str(pod["metadata"]["name"]), str(node_of(pod)), ending)
+            return _condition(pod, ending)
     return None
 
 
-def _condition(pod: str, node: str, ending: Ending) -> Condition:
+def _condition(pod: Manifest, ending: Ending) -> Condition:
+    name, node = pod["metadata"]["name"], node_of(pod)
+    fetches = component(pod) == names.FETCH
+    use = _CLAIM if fetches else "Its devices may be in use, so it is not deleted by force."
     match ending:
         case "lost":
+            effect = (
+                f"{use} Bring the node back, or run `kubectl delete node {node}` if it is off permanently."
+                if fetches
+                else f"{_GRACE} after its deletion the pod is deleted by force, so that another node can run it. See "
+                f"`kubectl describe node {node}`."
+            )
             message = (
-                f"Pod {pod} was deleted, and its node {node} is lost: it does not exist, its kubelet has been silent "
-                f"for {_LOST}, or it is tainted as out of service. {_GRACE} after its deletion the pod is deleted by "
-                f"force, so that another node can run it. See `kubectl describe node {node}`."
+                f"Pod {name} was deleted, and its node {node} is lost: it does not exist, its kubelet has been silent "
+                f"for {_LOST}, or it is tainted as out of service. {effect}"
             )
             return Condition("False", Reason.NODE_LOST, message)
         case "silent":
+            effect = use if fetches else f"The pod is deleted by force once that has lasted for {_LOST}."
             message = (
-                f"Pod {pod} was deleted, and the kubelet of its node {node} is silent (Ready is Unknown). The pod is "
-                f"deleted by force once that has lasted for {_LOST}. If the node is off permanently, run "
-                f"`kubectl delete node {node}`."
+                f"Pod {name} was deleted, and the kubelet of its node {node} is silent (Ready is Unknown). {effect} If "
+                f"the node is off permanently, run `kubectl delete node {node}`."
             )
             return Condition("False", Reason.NODE_LOST, message)
         case "not ready":
@@ -49,19 +61,19 @@ def _condition(pod: str, node: str, ending: Ending) -> Condition:
                 f", which is not ready but whose kubelet runs, has not ended it within {_GRACE} after its grace period."
             )
             advice = (
-                "Its devices may be in use, so it is not deleted by force. See the condition Ready in "
-                f"`kubectl describe node {node}`, and restart the kubelet or the node. If the machine is off, run "
-                f"`kubectl taint node {node} {_OUT_OF_SERVICE}`."
+                f"{use} See the condition Ready in `kubectl describe node {node}`, and restart the kubelet or the "
+                f"node. If the machine is off, run `kubectl taint node {node} {_OUT_OF_SERVICE}`."
             )
         case "hangs":
             cause = f", which is ready, has not ended it within {_GRACE} after its grace period."
             advice = (
-                "Its devices may be in use, so it is not deleted by force. See the kubelet's log on the node; restart "
-                "the node if a process of the pod cannot be killed."
+                f"{use} See the kubelet's log on the node; restart the node if a process of the pod cannot be killed."
             )
         case "unknown":
             cause = f" has not confirmed its end within {_GRACE} after its grace period."
             advice = (
                 f"{NO_NODES} If the node is off, run `kubectl delete node {node}`; if it runs, see its kubelet's log."
             )
-    return Condition("False", Reason.POD_NOT_TERMINATING, f"Pod {pod} was deleted, but node {node}{cause} {advice}")
+            if fetches:
+                advice = f"{use} {advice}"
+    return Condition("False", Reason.POD_NOT_TERMINATING, f"Pod {name} was deleted, but node {node}{cause} {advice}")

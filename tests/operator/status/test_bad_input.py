@@ -429,17 +429,42 @@ def test_a_permanently_failed_fetch_is_reported(said: str, reason: str, words: s
     assert scene.status()["cache"] == {"phase": "Failed", "percent": 10}
 
 
-def test_a_fetch_pod_on_a_lost_node_is_reported() -> None:
+_WRITES = ("Pod fetch-pod", "node-d", "may still write to the claim, so it is not deleted by force", "no other fetch")
+
+
+def ending_fetch() -> Scene:
+    """A deleted fetch pod whose kubelet has had all its time."""
     scene = fetch_scene()
-    pod = scene.pods["fetch-pod"]
-    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=59)).isoformat()
+    scene.pods["fetch-pod"]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+    return scene
+
+
+def test_a_fetch_pod_that_its_live_node_does_not_end_is_reported() -> None:
+    """Deleting the node would make the operator treat it as gone, with the pod still writing."""
+    scene = ending_fetch()
+    scene.pods["fetch-pod"]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=59)).isoformat()
     assert scene.conditions()["ModelCached"]["reason"] == "WaitingForFetch"
-    pod["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
-    words = ("Qwen/Qwen3-8B@main", "kubectl delete node node-d")
-    expect(scene, "ModelCached", "PodNotTerminating", *words)
+    scene = ending_fetch()
+    expect(scene, "ModelCached", "PodNotTerminating", *_WRITES, "node-d, which is ready", "restart the node")
+    assert "delete node" not in scene.conditions()["ModelCached"]["message"]
     assert scene.nodes is not None
-    del scene.nodes["node-d"]
-    expect(scene, "ModelCached", "NodeLost", *words)
+    scene.nodes["node-d"] = NodeState("False", NOW - timedelta(hours=1))
+    expect(scene, "ModelCached", "PodNotTerminating", *_WRITES, "restart the kubelet or the node")
+    assert "delete node" not in scene.conditions()["ModelCached"]["message"]
+
+
+@pytest.mark.parametrize("state", [None, NodeState("Unknown", NOW), NodeState("Unknown", NOW - timedelta(hours=1))])
+def test_a_fetch_pod_on_a_lost_or_silent_node_is_reported(state: NodeState | None) -> None:
+    scene = ending_fetch()
+    scene.nodes = {} if state is None else {"node-d": state}
+    expect(scene, "ModelCached", "NodeLost", *_WRITES, "off permanently", "kubectl delete node node-d`")
+    assert "is deleted by force" not in scene.conditions()["ModelCached"]["message"]
+
+
+def test_a_fetch_pod_that_does_not_end_on_a_node_that_cannot_be_read_is_reported() -> None:
+    scene = ending_fetch()
+    scene.nodes = None
+    expect(scene, "ModelCached", "PodNotTerminating", *_WRITES, "cannot read nodes", "nodes.read", "if it runs")
 
 
 _RESIZE = 'PersistentVolumeClaim "qwen-cache" cannot be expanded'
