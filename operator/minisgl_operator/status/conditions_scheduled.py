@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.types import InferenceModelSpec, ModelSpec
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT, exceeded_quota
 from minisgl_operator.facts.pod_failures import PodFailure
@@ -14,6 +16,8 @@ from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, single_node
 from minisgl_operator.status.condition import Condition, pod_title
 
+# Kubernetes 1.33 begins the message with Multi-Attach error, 1.36 with Waiting for detach.
+_ATTACHED_ELSEWHERE: Final = re.compile(r"Volume is already (exclusively attached|used by)")
 _UNPLACED: Final = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
 _RAISE_QUOTA: Final = "Raise the ResourceQuota, or request less in the spec."
 
@@ -111,13 +115,45 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
                 f'Image "{failure.subject}" cannot be pulled for {pod}. Check {fields} and the registry; the events '
                 "of the pod contain the registry's response."
             )
-    if "Multi-Attach error" in failure.message and claim is None and part != names.FRONTEND:
-        field = "source.pvc" if facts.model.spec.model.source.pvc is not None else "cache"
-        return (
-            f"{pod} cannot start: {failure.message}. If its claim is ReadWriteOnce, set "
-            f"spec.model.{field}.accessMode: ReadWriteOnce, which holds the pods on one node."
-        )
+    if _ATTACHED_ELSEWHERE.search(failure.message) and (advice := _advice_on_claims(facts.model.spec, part)):
+        return f"{pod} cannot start: {failure.message}. {advice}"
     return f"{pod} cannot start: {failure.message}"
+
+
+def _advice_on_claims(spec: InferenceModelSpec, part: str) -> str:
+    """The next step for a pod with a claim whose volume another node has; empty without a claim that may be meant."""
+    found = []
+    if (field := _access_mode(spec.model)) and part != names.FRONTEND:
+        found.append(
+            f"If the model's claim is ReadWriteOnce, set {field}: ReadWriteOnce, which holds the pods on one node."
+        )
+    templates = {
+        names.ENGINE: spec.engine.pod_template,
+        names.FRONTEND: spec.frontend.pod_template,
+        names.FETCH: spec.fetch.pod_template,
+    }
+    volumes = templates[part].volumes if part in templates else ()
+    claims = {each.persistent_volume_claim.claim_name for each in volumes if each.persistent_volume_claim is not None}
+    if claims:
+        listed = ", ".join(f'"{claim}"' for claim in sorted(claims))
+        # Fetch pods have no affinity of their own.
+        held = f", or hold the pods on one node by a podAffinity in spec.{part}.affinity"
+        found.append(
+            f"If a claim of spec.{part}.podTemplate.volumes ({listed}) is ReadWriteOnce, name one that is "
+            f"ReadWriteMany{'' if part == names.FETCH else held}."
+        )
+    return " ".join(found)
+
+
+def _access_mode(model: ModelSpec) -> str:
+    """The field that says that the user's claim with the model is ReadWriteOnce; empty if it says so already, and for
+    a claim of the operator's, which has its mode, or without a claim."""
+    if model.source.pvc is not None:
+        return "spec.model.source.pvc.accessMode" if model.source.pvc.access_mode != "ReadWriteOnce" else ""
+    cache = model.cache
+    if model.source.hugging_face is None or cache is None or cache.claim_name is None:
+        return ""
+    return "spec.model.cache.accessMode" if cache.access_mode != "ReadWriteOnce" else ""
 
 
 def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str) -> str:

@@ -13,7 +13,7 @@ from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import Rejection, Unreachable
 from minisgl_operator.render import names
-from support.cluster.inference_models import CLAIM
+from support.cluster.inference_models import CLAIM, HUB
 from support.cluster.scene import NOW, Scene, fetch_scene
 
 LATER = "2026-01-01T11:30:00Z"
@@ -158,11 +158,56 @@ def test_a_container_that_cannot_start_is_reported(reason: str, message: str) ->
     expect(scene, "Scheduled", "PodNotStarted", "Pod qwen-r0-0", message)
 
 
-def test_a_failed_mount_is_reported() -> None:
+ATTACHED = (
+    'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be attached '
+    "to another",
+    'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) qwen-r1-0',
+    'Waiting for detach for volume "pvc-1" Volume is already exclusively attached to one node, waiting on detach '
+    "before it can be attached to another node",
+    'Waiting for detach for volume "pvc-1" Volume is already used by 1 pod(s) in different namespaces',
+)
+_SCRATCH = {"name": "scratch", "persistentVolumeClaim": {"claimName": "scratch"}}
+WITH_CLAIM = {"podTemplate": {"volumes": [_SCRATCH]}}
+
+
+@pytest.mark.parametrize("message", ATTACHED)
+def test_a_volume_that_another_node_has_is_reported(message: str) -> None:
     scene = starting()
     scene.waiting("qwen-r0-0", "ContainerCreating")
-    scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", "Multi-Attach error for volume")
-    expect(scene, "Scheduled", "PodNotStarted", "Multi-Attach error", "source.pvc.accessMode: ReadWriteOnce")
+    scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", message)
+    expect(scene, "Scheduled", "PodNotStarted", message, "set spec.model.source.pvc.accessMode: ReadWriteOnce")
+    assert "podTemplate" not in scene.conditions()["Scheduled"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("source", "model", "field"),
+    [
+        (CLAIM, {}, "spec.model.source.pvc.accessMode"),
+        (HUB, {"cache": {"claimName": "theirs"}}, "spec.model.cache.accessMode"),
+        (HUB, {}, ""),
+        ({"image": {"reference": "registry/model:1"}}, {}, ""),
+        ({"pvc": CLAIM["pvc"] | {"accessMode": "ReadWriteOnce"}}, {}, ""),
+    ],
+    ids=["claim", "claim as a cache", "cache", "image", "claim of one node"],
+)
+def test_the_advice_on_a_volume_that_another_node_has_names_fields_that_can_be_set(
+    source: dict[str, Any], model: dict[str, Any], field: str
+) -> None:
+    scene = Scene({"engine": WITH_CLAIM, "model": model}, source=source)
+    scene.waiting("qwen-r0-0", "ContainerCreating")
+    scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", ATTACHED[-1])
+    message = scene.conditions()["Scheduled"]["message"]
+    assert (f"set {field}: ReadWriteOnce" in message) if field else ("accessMode" not in message)
+    assert 'spec.engine.podTemplate.volumes ("scratch") is ReadWriteOnce, name one that is ReadWriteMany' in message
+    assert "podAffinity in spec.engine.affinity" in message
+
+
+def test_a_volume_of_a_frontend_that_another_node_has_is_reported() -> None:
+    scene = Scene({"frontend": WITH_CLAIM}, source=CLAIM)
+    scene.waiting("frontend-0", "ContainerCreating")
+    scene.event(scene.pods["frontend-0"], "FailedAttachVolume", ATTACHED[-1])
+    message = scene.conditions()["Scheduled"]["message"]
+    assert "spec.frontend.podTemplate.volumes" in message and "accessMode" not in message
 
 
 @pytest.mark.parametrize(("text", "words"), [("not found", "does not exist"), ("is being deleted", "is being deleted")])

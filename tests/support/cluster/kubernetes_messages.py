@@ -39,6 +39,7 @@ _SCHEDULER: Final = "kubernetes/pkg/scheduler/framework"
 _PLUGINS: Final = f"{_SCHEDULER}/plugins"
 _NO_VICTIMS: Final = "preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
 _NOT_HELPFUL: Final = "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+_RECONCILER: Final = "kubernetes/pkg/controller/volume/attachdetach/reconciler/reconciler.go"
 _FIT: Final = (f"{_SCHEDULER}/types.go", '"0/%v nodes are available"')
 
 
@@ -226,8 +227,8 @@ MESSAGES: Final[tuple[Message, ...]] = (
         'Multi-Attach error for volume "pvc-1" Volume is already exclusively attached to one node and can\'t be '
         "attached to another",
         Reason.POD_NOT_STARTED,
-        ("Multi-Attach error",),
-        (("kubernetes/pkg/controller/volume/attachdetach/reconciler/reconciler.go", '"Multi-Attach error", "Volume'),),
+        ("Multi-Attach error", "set spec.model.source.pvc.accessMode: ReadWriteOnce"),
+        ((_RECONCILER, '"Multi-Attach error", "Volume is already exclusively attached to one node'),),
         ("1.31.14", "1.33.6"),
     ),
     Message(
@@ -235,8 +236,24 @@ MESSAGES: Final[tuple[Message, ...]] = (
         'Waiting for detach for volume "pvc-1" Volume is already exclusively attached to one node, waiting on detach '
         "before it can be attached to another node",
         Reason.POD_NOT_STARTED,
-        ("Waiting for detach",),
-        (("kubernetes/pkg/controller/volume/attachdetach/reconciler/reconciler.go", '"Waiting for detach", "Volume'),),
+        ("Waiting for detach", "set spec.model.source.pvc.accessMode: ReadWriteOnce"),
+        ((_RECONCILER, '"Waiting for detach", "Volume is already exclusively attached to one node'),),
+        ("1.36.4",),
+    ),
+    Message(
+        "FailedAttachVolume",
+        'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) qwen-r1-0',
+        Reason.POD_NOT_STARTED,
+        ("Multi-Attach error", "qwen-r1-0", "set spec.model.source.pvc.accessMode: ReadWriteOnce"),
+        ((_RECONCILER, '"Multi-Attach error", msg'), (_RECONCILER, '"Volume is already used by pod(s) %s"')),
+        ("1.31.14", "1.33.6"),
+    ),
+    Message(
+        "FailedAttachVolume",
+        'Waiting for detach for volume "pvc-1" Volume is already used by pod(s) qwen-r1-0',
+        Reason.POD_NOT_STARTED,
+        ("Waiting for detach", "qwen-r1-0", "set spec.model.source.pvc.accessMode: ReadWriteOnce"),
+        ((_RECONCILER, '"Waiting for detach", msg'), (_RECONCILER, '"Volume is already used by pod(s) %s"')),
         ("1.36.4",),
     ),
     Message(
