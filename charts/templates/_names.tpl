@@ -17,6 +17,10 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "minisgl.metricsService" -}}
+{{- include "minisgl.name" . }}-metrics
+{{- end -}}
+
 {{- define "minisgl.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "minisgl.name" .) -}}
 {{- end -}}

@@ -332,6 +332,8 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"rollout": {"window": {"days": ["Mon"]}}}}, "window/days"),
         ({"defaults": {"rollout": {"window": {"endHour": 25}}}}, "window/endHour"),
         ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
+        ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics/enabled': value must be true"),
+        ({"metrics": {"rules": {"enabled": True}}}, "metrics/serviceMonitor/enabled': value must be true"),
         ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],
 )

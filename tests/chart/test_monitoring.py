@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from harness.prometheus import CHART, PROGRAMS, queries
-from support.cluster.chart import MATRIX, of_kind, rendered
+from support.cluster.chart import MATRIX, NAMESPACE, of_kind, rendered
 
 RULES = CHART / "rules/minisgl.yaml"
 MOST_CONFIG_MAP_BYTES = 1 << 20
@@ -30,9 +30,18 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 def test_alerts_fire_for_faults_and_for_nothing_else(tmp_path: Path) -> None:
+    """With the rules of a release, beside which another one has a leader."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(yaml.safe_dump(rules_of_a_release()))
+    promtool("check", "rules", rules)
     text = (Path(__file__).parent / "alerts_test.yaml").read_text()
-    (tmp_path / "test.yaml").write_text(text.replace("RULES", str(RULES)))
+    (tmp_path / "test.yaml").write_text(text.replace("RULES", str(rules)))
     promtool("test", "rules", tmp_path / "test.yaml")
+
+
+def rules_of_a_release() -> Any:
+    [rule] = of_kind(rendered(MATRIX["everything"]), "PrometheusRule")
+    return rule["spec"]
 
 
 def test_each_alert_says_what_to_do() -> None:
@@ -41,10 +50,16 @@ def test_each_alert_says_what_to_do() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
-def test_the_chart_has_the_rules_and_the_dashboard_unchanged() -> None:
+def test_the_chart_has_the_rules_for_its_own_operator() -> None:
+    [service] = [each for each in of_kind(rendered({}), "Service") if each["spec"]["ports"][0]["name"] == "metrics"]
+    own = f'{{job="{service["metadata"]["name"]}", namespace="{NAMESPACE}"}}'
+    wanted = RULES.read_text().replace("(minisgl_operator_leader ==", f"(minisgl_operator_leader{own} ==")
+    assert own in wanted
+    assert rules_of_a_release() == yaml.safe_load(wanted)
+
+
+def test_the_chart_has_the_dashboard_unchanged() -> None:
     objects = rendered(MATRIX["everything"])
-    [rule] = of_kind(objects, "PrometheusRule")
-    assert rule["spec"] == yaml.safe_load(RULES.read_text())
     [dashboard] = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].endswith("-dashboards")]
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
     text = dashboard["data"]["minisgl.json"]
