@@ -25,9 +25,11 @@
 {{- .Values.serviceAccount.name | default (include "minisgl.name" .) -}}
 {{- end -}}
 
-{{/* The ClusterRole for nodes. Releases of one name in several namespaces have one each. */}}
-{{- define "minisgl.nodeRoleName" -}}
-{{- include "minisgl.name" . }}-nodes{{ with .Values.watchNamespaces }}-{{ $.Release.Namespace }}{{ end }}
+{{/* Name of a ClusterRole: (list context suffix). Releases of one name in several namespaces have one each. */}}
+{{- define "minisgl.clusterRoleName" -}}
+{{- $context := index . 0 -}}
+{{- include "minisgl.name" $context }}-{{ index . 1 }}
+{{- with $context.Values.watchNamespaces }}-{{ $context.Release.Namespace }}{{ end }}
 {{- end -}}
 
 {{/* Selector of the operator's pods. NetworkPolicies of models allow pods with this name label. */}}

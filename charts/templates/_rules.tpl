@@ -34,7 +34,7 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
-# Only pods on lost nodes, which do not terminate, are deleted.
+# Deleted are pods on lost nodes, which do not terminate, and those of a failed replica for its next attempt.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]

@@ -295,6 +295,19 @@ def test_two_releases_in_one_namespace_have_separate_leases() -> None:
     assert len(leases) == 2
 
 
+def test_releases_of_one_name_in_two_namespaces_share_no_object_of_the_cluster() -> None:
+    def in_the_cluster(namespace: str) -> set[tuple[str, str]]:
+        values = {"crds": {"enabled": False}, "watchNamespaces": [namespace]}
+        text = helm("template", "minisgl", str(CHART), "--namespace", namespace, values=values)
+        metadata = [(each["kind"], each["metadata"]) for each in yaml.safe_load_all(text) if each]
+        return {(kind, each["name"]) for kind, each in metadata if "namespace" not in each}
+
+    found = in_the_cluster("team-a")
+    roles = {("ClusterRole", f"minisgl-operator-{suffix}-team-a") for suffix in ("nodes", "view", "edit")}
+    assert found == {("ClusterRoleBinding", "minisgl-operator-nodes-team-a"), *roles}
+    assert not found & in_the_cluster("team-b")
+
+
 def test_the_chart_version_matches_the_program() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == __version__
