@@ -51,9 +51,24 @@ RESERVED_MOUNTS: Final = (
     "/var/run/minisgl",
 )
 """Paths at and below which containers have files of their own."""
-RESERVED_PARENTS: Final = ("/dev", "/opt", "/run", "/usr", "/var", "/var/run")
-"""Paths that a volume would hide together with reserved ones or with the image's programs. Below them mounts are
-allowed."""
+RESERVED_PARENTS: Final = (
+    "/bin",
+    "/dev",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/run",
+    "/usr",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/local",
+    "/usr/local/bin",
+    "/usr/local/lib",
+    "/var",
+    "/var/run",
+)
+"""Paths that a volume would hide together with reserved ones or with the image's programs, such as python and minisgl
+in /usr/local/bin. Below them mounts are allowed."""
 
 _MOUNT_PATTERN: Final = f"(({'|'.join(RESERVED_MOUNTS)})(/.*)?|{'|'.join(RESERVED_PARENTS)})"
 

@@ -451,6 +451,10 @@ _WRONG_TEMPLATES: Final = (
         for path in ("/models", "/models/a", "/run", "/run/minisgl/x", "/dev/shm", "/dev", "/tmp/a", "/var/run/minisgl")
     ),
     *(
+        Case(f"mount over programs at {path}", _mounted(path), _MOUNT, "the container has files of its own there")
+        for path in ("/bin", "/lib", "/usr/local", "/usr/local/bin")
+    ),
+    *(
         Case(f"mount at {path}", _mounted(path), _MOUNT)
         for path in ("/", "data", "/run/../models", "/run//minisgl", "/a/", "/a:b")
     ),
