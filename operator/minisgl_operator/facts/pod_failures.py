@@ -80,11 +80,24 @@ def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], gpu_resource: s
             return _not_started(pod, message)
         if reason == "CrashLoopBackOff" and component(pod) == names.FRONTEND:
             return PodFailure(Reason.CRASHED, message, pod)
-        if reason == "ContainerCreating":
-            mounts = [event.message for event in events if event.reason in ("FailedMount", "FailedAttachVolume")]
-            if mounts:
-                return _missing_reference(mounts[-1]) or _not_started(pod, mounts[-1])
+        if reason == "ContainerCreating" and (problem := _volume_problem(events)):
+            return _missing_reference(problem) or _not_started(pod, problem)
     return None
+
+
+def _volume_problem(events: Iterable[ObjectEvent]) -> str:
+    """The newest problem with a pod's volumes; empty without one. One that cannot be attached to the node is reported
+    once, and then the kubelet says again and again that it waits for it: the former tells the cause."""
+    attach = mount = ""
+    for event in events:
+        match event.reason:
+            case "FailedAttachVolume":
+                attach = event.message
+            case "SuccessfulAttachVolume":
+                attach = ""
+            case "FailedMount":
+                mount = event.message
+    return attach or mount
 
 
 def creation_failure(messages: Iterable[str]) -> PodFailure | None:

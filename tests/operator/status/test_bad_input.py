@@ -177,6 +177,11 @@ def test_a_volume_that_another_node_has_is_reported(message: str) -> None:
     scene.event(scene.pods["qwen-r0-0"], "FailedAttachVolume", message)
     expect(scene, "Scheduled", "PodNotStarted", message, "set spec.model.source.pvc.accessMode: ReadWriteOnce")
     assert "podTemplate" not in scene.conditions()["Scheduled"]["message"]
+    waits = "Unable to attach or mount volumes: unmounted volumes=[model]: timed out waiting for the condition"
+    scene.event(scene.pods["qwen-r0-0"], "FailedMount", waits)
+    expect(scene, "Scheduled", "PodNotStarted", message, "set spec.model.source.pvc.accessMode: ReadWriteOnce")
+    scene.event(scene.pods["qwen-r0-0"], "SuccessfulAttachVolume", "AttachVolume.Attach succeeded")
+    expect(scene, "Scheduled", "PodNotStarted", waits)
 
 
 @pytest.mark.parametrize(
