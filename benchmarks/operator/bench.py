@@ -1,4 +1,5 @@
-"""`make bench-operator`: time and memory of the operator until many models are steady, and the delay of an edit.
+"""`make bench-operator`: time and memory of the operator until many models are steady, and the delay of an edit and of
+the first request for a model at zero.
 
 Half of the models are at zero: their frontends have a long poll each.
 
@@ -24,6 +25,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
 import uvloop
 from simulated_nodes import Nodes, create_node, pod_of, status_of
 
@@ -46,12 +48,14 @@ SECONDS_LIMIT: Final = 60.0
 WRITE_TIMES_LIMIT: Final = 3.0
 RSS_LIMIT_MIB: Final = 300.0
 EDIT_LIMIT_SECONDS: Final = 1.0
+WAKE_LIMIT_SECONDS: Final = 2.0
 
 _DEFAULTS: Final = Defaults("minisgl-bench", "example.com/engine:1", "example.com/frontend:1")
 _IN_FLIGHT: Final = 16
 _QUIET_SECONDS: Final = 5.0
 _GIVE_UP_SECONDS: Final = 3600.0
 _EDITS: Final = 10
+_WAKES: Final = 10
 _CHURN_PER_SECOND: Final = 50.0
 
 
@@ -79,6 +83,7 @@ def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
         "cold_to_steady_s": longest,
         "rss_mib": RSS_LIMIT_MIB,
         "edit_in_churn_worst_s": EDIT_LIMIT_SECONDS,
+        "wake_in_churn_worst_s": WAKE_LIMIT_SECONDS,
     }
     report("operator", figures, limits, options.json)
     exceeded = [name for name, limit in limits.items() if float(figures[name] or 0) > float(limit or 0)]
@@ -108,10 +113,10 @@ async def _measure(kubeconfig: Path, models: int, at_zero: int, nodes: int) -> d
                 steady = await _until_steady(client, namespace, models, operator) - started
                 idle = _rss_mib(operator.pid)
                 requests = await _counts(operator)
-                print(f"steady after {steady:.1f} s; editing one model while the others churn", flush=True)
-                edits = await _edits_in_churn(
-                    kubeconfig, client, namespace, [name for name in names if name not in zero]
-                )
+                print(f"steady after {steady:.1f} s; editing and waking models while others churn", flush=True)
+                async with _churning(kubeconfig, namespace, [name for name in names[1:] if name not in zero]):
+                    edits = [await _edit(client, namespace, names[0], 2 + number) for number in range(_EDITS)]
+                    wakes = [await _wake(client, namespace, name, address) for name in sorted(zero)[:_WAKES]]
                 return {
                     "models": models,
                     "models_at_zero": at_zero,
@@ -128,6 +133,8 @@ async def _measure(kubeconfig: Path, models: int, at_zero: int, nodes: int) -> d
                     "churn_per_s": _CHURN_PER_SECOND,
                     "edit_in_churn_median_s": statistics.median(edits),
                     "edit_in_churn_worst_s": max(edits),
+                    "wake_in_churn_median_s": statistics.median(wakes) if wakes else None,
+                    "wake_in_churn_worst_s": max(wakes, default=None),
                 }
 
 
@@ -292,20 +299,34 @@ def _is_ready(body: Manifest) -> bool:
     return found.get("Ready") == "True" or (status.get("phase") == "Idle" and found.get("FrontendReady") == "True")
 
 
-async def _edits_in_churn(kubeconfig: Path, client: Client, namespace: str, names: list[str]) -> list[float]:
-    """Seconds from an edit to its effect on the Deployment, while other models' pods come and go."""
-    # A separate client, so that neither waits for the other's connections.
-    async with Client(await connection(kubeconfig)) as another:
-        churn = asyncio.create_task(_churn(another, namespace, names[1:]))
+@asynccontextmanager
+async def _churning(kubeconfig: Path, namespace: str, names: list[str]) -> AsyncIterator[None]:
+    """Context in which pods of models come and go."""
+    # A client of its own, so that neither waits for the other's connections.
+    async with Client(await connection(kubeconfig)) as client:
+        churn = asyncio.create_task(_churn(client, namespace, names))
         try:
             await asyncio.sleep(_QUIET_SECONDS)
-            return [await _edit(client, namespace, names[0], 2 + number) for number in range(_EDITS)]
+            yield
         finally:
             churn.cancel()
             await asyncio.gather(churn, return_exceptions=True)
 
 
+async def _wake(client: Client, namespace: str, name: str, address: str) -> float:
+    """Seconds from the first request for a model at zero to its StatefulSet."""
+    start = time.monotonic()
+    async with aiohttp.ClientSession() as session, session.post(f"{address}/{name}/held") as answer:
+        answer.raise_for_status()
+    while time.monotonic() - start < SECONDS_LIMIT:
+        if await client.get(of_kind("StatefulSet"), namespace, f"{name}-r0") is not None:
+            break
+        await asyncio.sleep(0.01)
+    return time.monotonic() - start
+
+
 async def _edit(client: Client, namespace: str, name: str, frontends: int) -> float:
+    """Seconds from an edit to its effect on the Deployment."""
     start = time.monotonic()
     await client.apply(MODEL, model(namespace, name, frontends), manager="bench")
     while time.monotonic() - start < SECONDS_LIMIT:

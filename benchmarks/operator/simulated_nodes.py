@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import defaultdict
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any, Final
@@ -80,11 +82,14 @@ class Nodes:
         self._namespace = namespace
         self._pods: dict[str, Manifest] = {}
         self._of_model: dict[str, list[Manifest]] = {}
+        self._held: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Set for models whose frontends hold a request."""
 
     async def run(self, kubeconfig: Path, pipe: Pipe) -> None:
         """Run until the process is killed. Sends the URL of the pods' /status through the pipe."""
         app = web.Application()
         app.router.add_get("/{name}/status", self._answer)
+        app.router.add_post("/{model}/held", self._hold)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -120,6 +125,11 @@ class Nodes:
             self._of_model.setdefault(pod["metadata"]["labels"][MODEL_LABEL], []).append(ready)
             await status_of(client, resource, controller)
 
+    async def _hold(self, request: web.Request) -> web.Response:
+        """A request for a model arrives, and waits for an engine."""
+        self._held[request.match_info["model"]].set()
+        return web.Response()
+
     async def _answer(self, request: web.Request) -> web.Response:
         pod = self._pods.get(request.match_info["name"])
         if pod is None:
@@ -127,8 +137,9 @@ class Nodes:
         labels = pod["metadata"]["labels"]
         others = self._of_model.get(labels[MODEL_LABEL], [])
         if labels[COMPONENT_LABEL] == ENGINE:
-            others = [pod]
+            return web.json_response(report(pod, [pod]))
+        held = self._held[labels[MODEL_LABEL]]
         if WAIT_PARAMETER in request.query:
-            # No request comes.
-            await asyncio.sleep(float(request.query[WAIT_PARAMETER]))
-        return web.json_response(report(pod, others))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(held.wait(), float(request.query[WAIT_PARAMETER]))
+        return web.json_response((report(pod, others) or {}) | {"held": int(held.is_set())})
