@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ _PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "c
 
 def rank0(raw: msgspec.Raw, control: Control) -> None:
     """Run the scheduler and the engine of rank 0."""
+    from minisgl.hub.model_revision import model_revision
     from minisgl.scheduler import process
 
     config = msgspec.json.decode(raw, type=process.SchedulerProcessConfig)
@@ -51,7 +53,19 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
     if grammars is not None:
         # Reading the tokenizer keeps the interpreter lock for about a second, which must not be while requests run.
         grammars.begin()
-    process.run(config, create, ready=ready, stop=threading.Event(), draining=draining, grammars=grammars)
+    # At each start, as the files may have been replaced since the last one; beside the load, which takes longer.
+    pool = ThreadPoolExecutor(1, thread_name_prefix="revision")
+    revision = pool.submit(model_revision, config.engine.model, dummy_weights=config.engine.dummy_weights)
+    pool.shutdown(wait=False)
+    process.run(
+        config,
+        create,
+        ready=ready,
+        stop=threading.Event(),
+        draining=draining,
+        grammars=grammars,
+        model_revision=revision.result,
+    )
 
 
 def worker_rank(raw: msgspec.Raw, control: Control) -> None:

@@ -83,7 +83,6 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
             address=scheduler_address,
             plan_addresses=tuple(plans.values()),
             model_name=options.model_name,
-            revision=options.revision or "",
             tokenizer_hashes=tokenizer_hashes,
             epoch=(boot_ms, number),
             max_waiting=options.limits.waiting,

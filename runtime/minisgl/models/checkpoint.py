@@ -28,6 +28,8 @@ class StoredTensor(NamedTuple):
     dtype: str
     """safetensors' name of the type: F32, BF16, F16, …"""
     shape: tuple[int, ...]
+    place: tuple[int, int]
+    """Offsets in the file of its first byte and behind its last one."""
 
     def bytes_of(self, elements: int) -> int:
         """Bytes of so many elements."""
@@ -119,7 +121,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
                 continue
             shape = tuple(int(n) for n in entry["shape"])
             first, last = entry["data_offsets"]
-            stored = StoredTensor(file, entry["dtype"], shape)
+            stored = StoredTensor(file, entry["dtype"], shape, (8 + length + first, 8 + length + last))
             if stored.dtype in _ITEM_BYTES and last - first != stored.bytes_of(math.prod(shape)):
                 raise ModelError("corrupt_checkpoint", f"{file}: size and shape of {name} disagree; {_AGAIN}")
             if 8 + length + last > size:

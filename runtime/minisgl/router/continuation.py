@@ -11,11 +11,10 @@ def model_difference(before: ModelCard, now: ModelCard, length: int) -> str:
     Empty: it can."""
     if differing := differing_files(before.tokenizer_hashes, now.tokenizer_hashes):
         return f"its tokenizer files changed ({', '.join(differing)}); send the request again"
+    if not before.revision or not now.revision:
+        return "an engine has not reported its model's revision, as none of version 0.1.0 does; send the request again"
     if before.revision != now.revision:
-        revisions = f"{before.revision or 'none'} to {now.revision or 'none'}"
-        return f"the model's revision changed from {revisions}; send the request again"
-    if not before.revision and before.name != now.name:
-        return f"the model changed from {before.name} to {now.name}; send the request again"
+        return f"the model's revision changed from {before.revision} to {now.revision}; send the request again"
     if before.vocab_size != now.vocab_size:
         return f"the vocabulary changed from {before.vocab_size} to {now.vocab_size} tokens; send the request again"
     if length > now.max_model_len:

@@ -32,8 +32,6 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     plan_addresses: tuple[str, ...] = ()
     """Addresses on which ranks 1, 2, … receive plans, in this order."""
     model_name: str
-    revision: str = ""
-    """Commit of the weights."""
     replica: str = ""
     replica_revision: str = ""
     """Revision of the replica, see `Welcome.revision`."""
@@ -70,9 +68,11 @@ def run(
     stop: threading.Event,
     draining: threading.Event | None = None,
     grammars: GrammarThreads | None = None,
+    model_revision: Callable[[], str] = lambda: "",
 ) -> None:
     """Serve until `stop` is set, or until all requests have ended once `draining` is set. Without `grammars`, clients
-    are told not to send constrained requests.
+    are told not to send constrained requests. `model_revision` returns that of the model card, and is called when the
+    engine has started.
 
     `ready` is called with the bound address and the model card once clients can connect. Exceptions of a step are
     sent to all clients and raised; the engine is not closed then, since a broken device may not return, and the process
@@ -85,7 +85,7 @@ def run(
         limits = engine.limits
         card = ModelCard(
             name=config.model_name,
-            revision=config.revision,
+            revision=model_revision(),
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,

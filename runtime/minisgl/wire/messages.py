@@ -193,6 +193,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     revision: str
+    """Model revision, see `hub.model_revision`. Only an engine with the same one continues an answer. Empty: unknown,
+    as that of an engine of version 0.1.0."""
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -213,7 +215,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     replica: str = ""
     """Name of the replica, such as `chat-r0`; empty on a single machine."""
     revision: str = ""
-    """Hash of image, flags and environment of the replica. The commit of the weights is in `model`."""
+    """Hash of image, flags and environment of the replica. The model revision is in `model`."""
     features: tuple[str, ...] = ()
     """Fields of `Submit` that a request may need and that version 0.1.0 ignores: `grammar` covers grammar, thinking,
     allowed_token_ids, bad_words and logprob_token_ids. A request is sent only to a replica that has what it needs."""

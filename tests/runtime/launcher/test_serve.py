@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from minisgl.toy.tiny import write_tiny_checkpoint
 from support.frontend.served import Served, eventually
 from support.launcher.kill_matrix import Client
 from support.tiny_checkpoint import tiny_checkpoint
@@ -137,6 +138,19 @@ def _waiting(served: Served) -> int:
     """Requests in the engine's queue."""
     page = httpx.get(f"{served.url}/metrics", timeout=60).text
     return next(int(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_waiting"))
+
+
+def test_an_answer_does_not_go_on_after_the_weights_were_replaced(serve: Serve, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_checkpoint(), tmp_path / "model")
+    served = serve(model=model)
+    served.wait_until_ready()
+    stream = _long_stream(served)
+    next(stream)
+    write_tiny_checkpoint(model, "qwen3", seed=1)
+    os.kill(served.children()["rank0"], signal.SIGKILL)
+    with pytest.raises(openai.APIError) as error:
+        list(stream)
+    assert error.value.code == "model_changed"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

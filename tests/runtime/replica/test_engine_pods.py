@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.hub.model_revision import model_revision
 from support.frontend.scheduler_client import SchedulerClient
 from support.frontend.served import eventually
 from support.launcher.engine_pods import Pods
@@ -96,6 +97,7 @@ def test_two_pods_recover_from_the_death_of_each_rank_and_of_a_pod(
     assert member.get("/ready")[0] == 200
     client = SchedulerClient(pods.scheduler)
     assert (client.welcome.replica, client.welcome.revision) == ("m-r0", "a")
+    assert client.welcome.model.revision == model_revision(tiny_checkpoint()) != ""
     assert list(client.welcome.epoch) == status["epoch"]
     for name, sha256 in client.welcome.model.tokenizer_hashes.items():
         code, content = leader.get(f"/files/{name}")

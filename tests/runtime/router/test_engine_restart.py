@@ -476,18 +476,28 @@ def test_another_model_does_not_continue_an_answer(changes: dict[str, Any], reas
     assert code == "model_changed" and reason in message
 
 
-def test_a_model_without_a_revision_is_known_by_its_name() -> None:
+@pytest.mark.parametrize(("before", "now"), [("", ""), ("", "r1"), ("r1", "")])
+def test_an_answer_does_not_go_on_between_weights_of_which_one_is_unknown(before: str, now: str) -> None:
     machine = Machine()
-    machine.start_engine(1, revision="")
-    request_id = machine.ask(0)
+    machine.start_engine(1, revision=before)
+    request_id, unseen = machine.ask(0), machine.ask(1)
     give_text(machine, machine.submits[0], "a" * 16)
     machine.kill_engine()
-    machine.start_engine(2, revision="")
-    assert machine.submits
-    machine.kill_engine()
-    machine.start_engine(3, revision="", name="other")
+    machine.start_engine(2, revision=now)
     machine.take()
-    assert failure(machine, request_id)[0] == "model_changed"
+    code, message = failure(machine, request_id)
+    assert code == "model_changed" and "has not reported its model's revision" in message
+    give_text(machine, machine.submits[0], "b", "length")
+    assert machine.texts[unseen] == "b", "nothing of it was generated before"
+
+
+def test_a_model_with_another_name_and_the_same_weights_continues_an_answer() -> None:
+    machine, (request_id,) = serving(1)
+    give_text(machine, machine.submits[0], "a")
+    machine.kill_engine()
+    machine.start_engine(2, name="other")
+    give_text(machine, machine.submits[0], "b", "length")
+    assert machine.texts == {request_id: "ab"}
 
 
 def test_an_answer_that_nobody_has_seen_begins_again_with_another_model() -> None:
