@@ -215,7 +215,7 @@ class Router:
                 case Welcome():
                     self._dispatcher.welcome(address, message)
         except (WireError, msgspec.ValidationError) as error:
-            # It may have contained tokens, so no running answer can be trusted any more.
+            # It has changed nothing, but may have contained tokens: each answer goes on behind those before it.
             self._lose(address, "engine_error", f"the engine sent an invalid message: {error}")
 
     def _lose(self, address: str, code: str, message: str) -> None:

@@ -90,8 +90,8 @@ class EchoLogprobs:
         first, end = self._next, start + count
         if not 1 <= start <= first or end > len(self._tokens):
             raise msgspec.ValidationError("the scores of a prompt are out of order")
-        self._next = max(first, end)
         new = unpack(self._table, scores, count)[first - start :]
+        self._next = max(first, end)
         return [self._scored(at, *unpacked) for at, unpacked in enumerate(new, first)]
 
     def _scored(
@@ -106,9 +106,12 @@ def unpack(
 ) -> list[tuple[float, list[tuple[bytes, float]], list[int]]]:
     """Return for each of `count` tokens its log-probability, and names, log-probabilities and ids of the most likely
     ones. Raises ValidationError where lengths differ."""
-    chosen = np.frombuffer(scores.chosen, "<f4")
-    if len(chosen) != count or len(scores.top) != len(scores.top_ids) or (count and len(scores.top) % (4 * count)):
+    # In bytes: numpy would raise another exception for a column that is not a whole number of values.
+    size = 4 * count
+    has_rows = not len(scores.top) % size if size else not scores.top
+    if len(scores.chosen) != size or len(scores.top) != len(scores.top_ids) or not has_rows:
         raise msgspec.ValidationError("the columns of log-probabilities differ in length")
+    chosen = np.frombuffer(scores.chosen, "<f4")
     ids: NDArray[np.int32] = np.frombuffer(scores.top_ids, "<i4").reshape(count, -1) if count else np.empty((0, 0), "i")
     top = np.frombuffer(scores.top, "<f4").reshape(ids.shape)
     return [

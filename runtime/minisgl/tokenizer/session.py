@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from msgspec import ValidationError
 from msgspec.structs import replace
 
 from minisgl.grammar.errors import GrammarError
@@ -171,8 +172,7 @@ class Session:
             return None
         if request.echo is not None and request.phase is _Phase.RUNNING:
             # The echo was sent already; a new one could differ from it.
-            self._to_scheduler.append(Abort(request_id))
-            self._end_failed(request_id, "engine_unavailable", "the engine was lost after the prompt was echoed")
+            self._abort_failed(request_id, "engine_unavailable", "the engine was lost after the prompt was echoed")
             return None
         assert request.phase is not _Phase.ENCODING and not request.has_output, "it was submitted and has no output"
         request.phase = _Phase.REENCODING
@@ -225,7 +225,8 @@ class Session:
         self._abort(cancel.id)
 
     def receive(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
-        """Handle a message of the scheduler. Raises ValidationError for one that is inconsistent."""
+        """Handle a message of the scheduler. Raises ValidationError for one that cannot be read; it has changed
+        nothing."""
         match message:
             case Tokens():
                 self.tokens(message)
@@ -251,29 +252,33 @@ class Session:
                 self._to_frontend.append(_text_of(ack.id, echo.text, scored))
 
     def prompt_scored(self, message: PromptLogprobs) -> None:
-        """Report or keep the scores of a prompt. Raises ValidationError for scores that do not fit the prompt."""
+        """Report or keep the scores of a prompt. Scores that do not fit the prompt fail its request."""
         request = self._requests.get(message.id)
         if request is None:
             return
-        if request.prompt_scores is not None:
-            request.prompt_scored += request.prompt_scores.scored(message.start, message.logprobs)
-        elif request.echo is not None:
-            scored = request.echo.scored(message.start, message.logprobs)
-            self._to_frontend.append(_text_of(message.id, "", scored))
+        try:
+            if request.prompt_scores is not None:
+                request.prompt_scored += request.prompt_scores.scored(message.start, message.logprobs)
+            elif request.echo is not None:
+                scored = request.echo.scored(message.start, message.logprobs)
+                self._to_frontend.append(_text_of(message.id, "", scored))
+        except ValidationError as error:
+            self._abort_failed(message.id, "engine_error", f"the engine sent invalid log-probabilities: {error}")
 
     def failed(self, failed: Failed) -> None:
         if failed.id in self._requests:
             self._end_failed(failed.id, failed.code, failed.message)
 
     def tokens(self, tokens: Tokens) -> None:
-        """Turn the tokens of a step into one message with the new texts of all requests, if there are any. Raises
-        ValidationError for columns of unequal length."""
+        """Turn the tokens of a step into one message with the new texts of all requests, if there are any. A row with
+        invalid content fails its request and no other. Raises ValidationError for columns of unequal length, before
+        anything has changed."""
         rows = tokens.rows()
         for row, wait in tokens.waits.items():
-            if row < len(rows.ids) and (started := self._requests.get(rows.ids[row])) is not None:
+            if 0 <= row < len(rows.ids) and (started := self._requests.get(rows.ids[row])) is not None:
                 started.wait = wait
         for row, preemptions in tokens.preemptions.items():
-            if row < len(rows.ids) and (resumed := self._requests.get(rows.ids[row])) is not None:
+            if 0 <= row < len(rows.ids) and (resumed := self._requests.get(rows.ids[row])) is not None:
                 resumed.preemptions = resumed.earlier_preemptions + preemptions
         step = StepTexts()
         columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
@@ -282,10 +287,14 @@ class Session:
             if request is None:
                 continue
             if index != request.tokens:
-                # A token that was delivered before is ignored. An answer with a missing token must not look complete.
+                # A token that was delivered before is ignored, unless nothing can follow it. An answer with a missing
+                # token must not look complete.
                 if index > request.tokens:
-                    self._to_scheduler.append(Abort(request_id))
-                    self._end_failed(request_id, "tokens_lost", f"token {request.tokens} of the answer never arrived")
+                    problem = f"token {request.tokens} of the answer never arrived"
+                    self._abort_failed(request_id, "tokens_lost", problem)
+                elif code != _NOT_FINISHED:
+                    problem = f"the engine ended the answer with token {index} again"
+                    self._abort_failed(request_id, "engine_error", problem)
                 continue
             if not index:
                 request.cached_tokens = cached
@@ -304,8 +313,7 @@ class Session:
                 self._end_failed(request_id, "engine_error", "the engine ended the request without a finish reason")
                 continue
             if problem := _missing_logprobs(request, row, tokens.logprobs):
-                self._to_scheduler.append(Abort(request_id))
-                self._end_failed(request_id, "engine_error", problem)
+                self._abort_failed(request_id, "engine_error", problem)
                 continue
             if request.prompt_scored:
                 self._to_frontend += _scores_of(request_id, request.prompt_scored)
@@ -316,7 +324,13 @@ class Session:
                 request.tokens = 0
                 step.finish(self._end(request_id, request, "length"))
                 continue
-            output = answer.push(token, request.tokens, reason, tokens.logprobs.get(row))
+            try:
+                output = answer.push(token, request.tokens, reason, tokens.logprobs.get(row))
+            except ValidationError as error:
+                # The texts of the rows before this one are in `step` alone, and must reach their clients.
+                problem = f"the engine sent invalid log-probabilities: {error}"
+                self._abort_failed(request_id, "engine_error", problem)
+                continue
             if step.add(request_id, output, request.tokens):
                 request.has_output = True
             if output.reason is not None:
@@ -416,6 +430,11 @@ class Session:
             tool_calls=request.answer.tool_calls,
             reasoning_tokens=request.answer.reasoning_tokens,
         )
+
+    def _abort_failed(self, request_id: bytes, code: str, message: str) -> None:
+        """End a request with an error, also at its engine."""
+        self._to_scheduler.append(Abort(request_id))
+        self._end_failed(request_id, code, message)
 
     def _end_failed(self, request_id: bytes, code: str, message: str, param: str | None = None) -> None:
         del self._requests[request_id]

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -300,6 +301,15 @@ class Dispatching(RuleBasedStateMachine):
                 if finish and not left:
                     del server.requests[wire_id]
                 self.dispatcher.tokens(server.address, row(wire_id, index, token, None if left else finish))
+
+    @rule(number=st.integers(0, REPLICAS - 1), data=st.data())
+    def broken_tokens(self, number: int, data: st.DataObject) -> None:
+        """A message that cannot be read has no effect, whatever it says of the end of an answer."""
+        if (picked := self.pick(number, data)) is not None:
+            server, wire_id = picked
+            message = row(wire_id, server.requests[wire_id], WITH_TEXT, "stop")
+            with pytest.raises(msgspec.ValidationError):
+                self.dispatcher.tokens(server.address, msgspec.structs.replace(message, cached=b""))
 
     @rule(
         number=st.integers(0, REPLICAS - 1),

@@ -31,6 +31,7 @@ from minisgl.wire.messages import (
     ModelCard,
     SamplingParams,
     Submit,
+    TokenLogprobs,
     Tokens,
     Welcome,
 )
@@ -331,6 +332,43 @@ def test_a_broken_tokens_message_fails_the_answers(stack: Stack, worker: Worker)
     stack.wait_until_served()
     _, failed = stack.frontend.wait_for_end(stack.frontend.generate(1))
     assert failed.code == "engine_error"
+
+
+def test_an_answer_goes_on_behind_a_broken_tokens_message(stack: Stack, worker: Worker) -> None:
+    x = TOKENIZER.encode("x").ids[0]
+    rest = stack.scheduler.answer
+    broken = Tokens(ids=b"", index=b"", token=b"", finish=b"\0", cached=b"")
+    stack.scheduler.answer = lambda submit: (
+        rest(submit) if submit.output else [Ack(submit.id), row(submit.id, 0, x), broken]
+    )
+    stack.wait_until_served()
+    text, end = stack.frontend.wait_for_end(stack.frontend.generate(1))
+    assert (text, end.completion_tokens, end.continued) == ("xyz", 3, 1)
+
+
+def test_an_engine_that_sent_broken_scores_keeps_its_other_requests(stack: Stack, worker: Worker) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stack.wait_until_served()
+    plain = stack.frontend.generate(1)
+    scored = stack.frontend.generate(2, params=SamplingParams(max_tokens=3, logprobs=0))
+    finished = stack.frontend.generate(3, params=SamplingParams(max_tokens=1))
+    stack.scheduler.wait_for(Submit, 3)
+    tokens = TOKENIZER.encode("xyz").ids
+    rows = [row(plain, 0, tokens[0]), row(scored, 0, tokens[1]), row(finished, 0, tokens[2], "length")]
+    columns = ("ids", "index", "token", "finish", "cached")
+    stack.scheduler.send(
+        Tokens(
+            **{name: b"".join(getattr(each, name) for each in rows) for name in columns},
+            logprobs={1: TokenLogprobs(b"", b"", b"")},
+        ),
+        row(plain, 1, tokens[1], "length"),
+    )
+    ends = stack.frontend.wait_for_ends(plain, scored, finished)
+    assert (ends[plain][0], ends[plain][1].completion_tokens) == ("xy", 2)
+    assert (ends[finished][0], ends[finished][1].reason) == ("z", "length")
+    assert ends[scored][1].code == "engine_error"
+    assert stack.scheduler.wait_for(Abort) == [Abort(scored)]
+    assert len(stack.scheduler.received(Hello)) == 1, "the connection stays"
 
 
 def test_stopping_a_worker_that_has_ended_is_not_an_error(stack: Stack) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from minisgl.wire.messages import (
     Ack,
     Failed,
     FinishReason,
+    FirstTokenWait,
     PromptLogprobs,
     SamplingParams,
     Submit,
@@ -422,31 +424,103 @@ def test_the_token_that_ends_an_answer_is_not_scored() -> None:
     assert [token.text for _, scored in scored_texts(session) for token in scored] == [b"a"]
 
 
-@pytest.mark.parametrize("broken", [{}, {0: TokenLogprobs(b"", b"", b"")}, {0: TokenLogprobs(b"1234", b"12", b"")}])
+NO_SCORES = TokenLogprobs(b"", b"", b"")
+
+
+def ends_in_engine_error(session: Session) -> bool:
+    """Return whether the only request has failed, here and at its engine, and nothing else was sent since."""
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed)
+    return failed.code == "engine_error" and session.take_to_scheduler() == [Abort(ID)] and not len(session)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {0: NO_SCORES},
+        {0: TokenLogprobs(b"1234", b"12", b"")},
+        {0: TokenLogprobs(b"12", b"", b"")},
+        {0: TokenLogprobs(b"1234", b"123", b"123")},
+    ],
+)
 def test_missing_or_broken_scores_fail_the_request(broken: dict[int, TokenLogprobs]) -> None:
     session = started(logprobs=1)
-    message = msgspec.structs.replace(row(ID, 0, 5), logprobs=broken)
-    if broken:
-        with pytest.raises(msgspec.ValidationError):
-            session.tokens(message)
-    else:
-        session.tokens(message)
-        (failed,) = session.take_to_frontend()
-        assert isinstance(failed, TextFailed)
-        assert failed.code == "engine_error"
+    session.tokens(msgspec.structs.replace(row(ID, 0, 5), logprobs=broken))
+    assert ends_in_engine_error(session)
 
 
-def test_scores_of_a_prompt_must_be_complete_and_in_order() -> None:
+@pytest.mark.parametrize("order", [*permutations(range(3))])
+def test_broken_scores_of_one_request_change_no_other_answer(order: tuple[int, ...]) -> None:
+    plain, broken, finished = ids = [b"a" * 16, b"b" * 16, b"c" * 16]
+    session = started(plain)
+    started(broken, session, logprobs=0)
+    started(finished, session)
+    tokens = TOKENIZER.encode("abc").ids
+    session.tokens(
+        Tokens(
+            ids=b"".join(ids[at] for at in order),
+            index=np.zeros(3, "<i4").tobytes(),
+            token=np.array([tokens[at] for at in order], "<i4").tobytes(),
+            finish=np.array([(0, 0, 1)[at] for at in order], np.uint8).tobytes(),
+            cached=np.zeros(3, "<i4").tobytes(),
+            logprobs={order.index(1): NO_SCORES},
+        )
+    )
+    failed, texts = session.take_to_frontend()
+    assert isinstance(failed, TextFailed) and isinstance(texts, Texts)
+    assert (failed.id, failed.code) == (broken, "engine_error")
+    assert texts.rows() == [(plain, "a")]
+    assert [end.id for end in texts.finished] == [finished]
+    assert session.take_to_scheduler() == [Abort(broken)]
+    session.tokens(row(plain, 1, tokens[1]))
+    (texts,) = session.take_to_frontend()
+    assert isinstance(texts, Texts) and texts.rows() == [(plain, "b")], "the answer goes on behind its text"
+
+
+def test_columns_of_unequal_length_change_nothing() -> None:
+    session = started()
+    message = row(ID, 0, TOKENIZER.encode("a").ids[0], "length")
+    with pytest.raises(msgspec.ValidationError):
+        session.tokens(msgspec.structs.replace(message, cached=b""))
+    assert session.progress(ID) == (b"", False)
+    assert not session.take_to_frontend() and not session.take_to_scheduler()
+
+
+def test_figures_of_rows_that_do_not_exist_are_ignored() -> None:
+    session = started()
+    wait = FirstTokenWait(1.0, 1.0)
+    message = row(ID, 0, TOKENIZER.encode("a").ids[0])
+    session.tokens(msgspec.structs.replace(message, waits={-2: wait, 1: wait}, preemptions={-2: 1, 1: 1}))
+    (texts,) = session.take_to_frontend()
+    assert isinstance(texts, Texts) and texts.rows() == [(ID, "a")]
+
+
+def test_an_answer_that_ends_with_a_repeated_token_fails() -> None:
+    session = started()
+    session.tokens(row(ID, 0, 5))
+    session.take_to_frontend()
+    session.tokens(row(ID, 0, 5, "length"))
+    assert ends_in_engine_error(session)
+
+
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize(
+    ("start", "broken"),
+    [(2, scores([1], 0)), (1, scores([1] * 100, 0)), (1, TokenLogprobs(b"123456", b"", b"")), (1, NO_SCORES)],
+)
+def test_scores_of_a_prompt_must_be_complete_and_in_order(echo: bool, start: int, broken: TokenLogprobs) -> None:
     session = Session(TABLE)
     session.open(card())
     params = SamplingParams(logprobs=0, prompt_logprobs=0)
-    session.begin(Generate(id=ID, prompt="Hello", echo=True, params=params))
+    session.begin(Generate(id=ID, prompt="Hello", echo=echo, params=params))
     session.encoded(ID, PROMPT)
     session.acked(Ack(ID))
-    with pytest.raises(msgspec.ValidationError):
-        session.prompt_scored(PromptLogprobs(ID, 2, scores([1], 0)))
+    session.take_to_scheduler()
+    session.prompt_scored(PromptLogprobs(ID, start, broken))
     session.tokens(scored_row(0, 5, top=0))
     assert isinstance(session.take_to_frontend()[-1], TextFailed)
+    assert session.take_to_scheduler() == [Abort(ID)]
 
 
 def test_an_echo_equals_the_text_of_the_prompt() -> None:
