@@ -108,6 +108,9 @@ class _Request:
         """Value of `losses` after a loss now."""
         return self.losses + (self.tokens - self.tokens_at_loss < PROGRESS_TOKENS)
 
+    def count_loss(self) -> None:
+        self.losses, self.tokens_at_loss = self.next_losses, self.tokens
+
 
 class Dispatcher:
     """Owns all requests of a worker from `submit` to their end. `deliver` receives the engines' messages under the
@@ -198,8 +201,7 @@ class Dispatcher:
             if not self._take_progress(request):
                 continue
             if counts:
-                request.losses = request.next_losses
-                request.tokens_at_loss = request.tokens
+                request.count_loss()
             if request.is_visible and not self._continues:
                 self._fail(request, code, message)
             elif counts and request.losses >= MAX_ENGINE_LOSSES:
@@ -414,14 +416,16 @@ class Dispatcher:
 
     def _move_silent(self, address: str) -> None:
         """Resubmit requests with tokens from a replica that is silent, if another one can continue them. This is a
-        loss, unless it would be one too many: then the request stays."""
+        loss, unless it would be one too many: then the request stays. At a replica that drains it is none."""
         if not self._continues or not self.replicas.accepting:
             return
+        counts = not self.replicas[address].draining
         for request in list(self._attempts[address].values()):
             if not self._take_progress(request) or not request.tokens:
                 continue
-            if request.next_losses < MAX_ENGINE_LOSSES and self._able(request):
-                request.losses, request.tokens_at_loss = request.next_losses, request.tokens
+            if (not counts or request.next_losses < MAX_ENGINE_LOSSES) and self._able(request):
+                if counts:
+                    request.count_loss()
                 self._abort_attempt(request)
                 self._resubmit(request)
 

@@ -84,8 +84,8 @@ class Server:
 class Dispatching(RuleBasedStateMachine):
     requests = Bundle("requests")
 
-    @initialize(continues=st.booleans())
-    def begin(self, continues: bool) -> None:
+    @initialize(continues=st.booleans(), started=st.integers(0, REPLICAS))
+    def begin(self, continues: bool, started: int) -> None:
         self.dispatcher = Dispatcher(
             RETRY_SECONDS,
             STALL_SECONDS,
@@ -118,6 +118,8 @@ class Dispatching(RuleBasedStateMachine):
         self.constrained: set[bytes] = set()
         self.encoding: set[bytes] = set()
         """Requests whose prompts are being encoded again."""
+        for number in range(started):
+            self.start(number, 0, "r1", knows_constraints=False)
 
     # Actions of the dispatcher.
 
@@ -140,8 +142,8 @@ class Dispatching(RuleBasedStateMachine):
                 rows = message.rows()
                 columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist())
                 for request_id, index, token, finish in zip(*columns, strict=True):
-                    if request_id in self.given and request_id not in self.cancelled:
-                        assert request_id not in self.ends, "a token behind the end"
+                    # The session has forgotten requests that ended: late tokens have no effect.
+                    if request_id in self.given and request_id not in self.cancelled | self.ends.keys():
                         assert index == len(self.given[request_id]), "a hole, or a token given twice"
                         if token == WITH_TEXT:
                             self.have_output.add(request_id)
@@ -229,6 +231,8 @@ class Dispatching(RuleBasedStateMachine):
             self.cancelled.add(request_id)
         self.encoding.discard(request_id)
         self.dispatcher.abort(request_id)
+        # Those that waited behind it go with the next status, which comes within a tenth of a second.
+        self.dispatcher.dispatch_parked()
 
     @rule(
         number=st.integers(0, REPLICAS - 1),
@@ -342,9 +346,14 @@ class Dispatching(RuleBasedStateMachine):
         # As the dispatcher will see it: those that stall are lost, others may lose their requests to a third one.
         held = {server.address: dict(server.requests) for server in self.servers}
         losses, at_loss = dict(self.losses), dict(self.at_loss)
-        if silent is not None:
-            for wire_id in held[self.servers[silent].address]:
-                self.count_loss(self.dispatcher._session_ids.get(wire_id, wire_id))
+        if silent is not None and not self.servers[silent].draining:
+            address = self.servers[silent].address
+            silence = self.dispatcher.replicas.silence(self.dispatcher.replicas[address])
+            for wire_id in held[address]:
+                request_id = self.dispatcher._session_ids.get(wire_id, wire_id)
+                # One without tokens may move without a loss, until its replica counts as lost.
+                if silence > STALL_SECONDS or self.given[request_id]:
+                    self.count_loss(request_id)
         kept = {
             self.dispatcher._session_ids.get(wire_id, wire_id): wire_id
             for requests in held.values()
@@ -363,6 +372,11 @@ class Dispatching(RuleBasedStateMachine):
                         if request_id in before:
                             now[request_id] = before[request_id]
 
+    @rule(number=st.integers(0, REPLICAS - 1))
+    def hang_in_a_drain(self, number: int) -> None:
+        self.status(number, True)
+        self.time_passes(6.0, number)
+
     # Invariants.
 
     @invariant()
@@ -371,6 +385,8 @@ class Dispatching(RuleBasedStateMachine):
             return
         live = {request_id for request_id in self.given if request_id not in self.ends} - self.cancelled
         assert set(self.dispatcher._requests) == live
+        for request_id, request in self.dispatcher._requests.items():
+            assert request.losses == self.losses.get(request_id, 0), "drains do not count"
         at_servers = sum(len(server.requests) for server in self.servers)
         assert at_servers + len(self.dispatcher._parked) + len(self.encoding) == len(live)
         for server in self.servers:
@@ -426,6 +442,36 @@ def test_a_replica_that_refuses_a_request_with_output_counts_as_draining() -> No
     dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
     assert given[-1] == Failed(request_id, "draining", "it ends"), "it is not resubmitted"
     assert not dispatcher.replicas.routable
+
+
+def test_a_silent_replica_that_drains_counts_as_no_loss() -> None:
+    given: list[Any] = []
+    sent: list[tuple[str, Submit | Abort]] = []
+    dispatcher = Dispatcher(
+        RETRY_SECONDS,
+        60.0,
+        deliver=given.append,
+        send=lambda address, message: sent.append((address, message)),
+        reencode=lambda _: None,
+        progress=lambda _: Progress(b"\5\0\0\0", True),
+    )
+    dispatcher.set_files_in_use(FILE_SETS[0])
+    servers = [Server(number) for number in range(3)]
+    for server in servers:
+        dispatcher.add(server.address)
+    dispatcher.welcome(servers[0].address, servers[0].welcome())
+    dispatcher.submit(Submit(id=b"%016d" % 1, prompt=PROMPTS[0], max_tokens=8, seed=1))
+    dispatcher.tokens(servers[0].address, row(b"%016d" % 1, 0, 5))
+    for before, after in ((0, 1), (1, 2)):
+        # Each replica drains, is silent, and loses the request to the next one.
+        dispatcher.status(servers[before].address, msgspec.structs.replace(STATUS, draining=True))
+        dispatcher.replicas.now += 6
+        dispatcher.welcome(servers[after].address, servers[after].welcome())
+        dispatcher.tick()
+        address, submit = sent[-1]
+        assert (address, type(submit)) == (servers[after].address, Submit)
+    dispatcher.lost(servers[2].address, "engine_unavailable", "lost")
+    assert not any(isinstance(message, Failed) for message in given), "it was the first loss"
 
 
 def test_constrained_requests_need_a_replica_that_constrains() -> None:
