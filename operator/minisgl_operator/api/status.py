@@ -210,7 +210,10 @@ class RolloutStatus(ApiModel):
     stable_revision: Text | None = None
     """The last revision that all replicas had, and with which one served."""
     started_at: datetime | None = None
-    """Time at which the first replica of the revision got pods, or at which they were first refused."""
+    """Time at which the first replica of the revision got pods, or at which they were first refused; later by the time
+    for which the model was scaled to zero since. Absent while the model has no replicas."""
+    elapsed_seconds: Count | None = None
+    """Seconds of progressDeadlineSeconds that had passed when the model was scaled to zero."""
     served: bool | None = None
     """True if a replica of the revision has served."""
     failure: Message | None = None

@@ -524,7 +524,8 @@ class RolloutSpec(ApiModel):
     Recreate."""
     progress_deadline_seconds: Integer = Field(default=1800, ge=10, le=86_400)
     """Time for a new revision to serve with one replica, since the first one got pods, in seconds. Then the revision is
-    given up; it is given up at once when a replica has used up its restarts before one has served."""
+    given up; it is given up at once when a replica has used up its restarts before one has served. The time
+    stops while the model is scaled to zero, and begins again when a suspended model is resumed."""
     auto_rollback: Boolean = True
     """Give replicas the last revision that served when the new one is given up. An edit of the engine tries again."""
     paused: Boolean = False

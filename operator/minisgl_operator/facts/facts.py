@@ -158,7 +158,16 @@ class Facts:
         revision = self.spec_template.revision
         before, after = (self._admission_of(revision, answer) for answer in (None, self.observed.dry_run))
         refusal = after.message if after.refused else "" if before.refused else None
-        return progress_of(revision, self._recorded_rollout, self._existing_replicas, settings, self.now, refusal)
+        return progress_of(
+            revision,
+            self._recorded_rollout,
+            self._existing_replicas,
+            settings,
+            self.now,
+            refusal,
+            wanted=self.wanted,
+            suspended=self.model.spec.suspend,
+        )
 
     @cached_property
     def _existing_replicas(self) -> tuple[Replica, ...]:

@@ -18,11 +18,13 @@ class Progress:
     """State of the rollout of `revision`, which is the spec's.
 
     stable: the last revision that all replicas had and served; None if none is known.
-    started_at: time at which the first replica of the revision got pods, or at which they were first refused; None
-        before, and while rollouts are paused.
+    started_at: time at which the first replica of the revision got pods, or at which they were first refused, later
+        by the time for which the model was scaled to zero since; None before, while rollouts are paused, and while the
+        model shall have no replicas.
     served: a replica of the revision has served.
     failure: reason why the revision was given up; "" if it was not.
     failure_recorded: the status has the failure. Only then is the revision rolled back: that removes what shows it.
+    elapsed_seconds: part of the deadline that had passed when the model was scaled to zero; 0 while started_at is set.
     """
 
     revision: str
@@ -31,7 +33,7 @@ class Progress:
     served: bool
     failure: str
     failure_recorded: bool = False
-
+    elapsed_seconds: int = 0
     def seconds_until_deadline(self, settings: RolloutSpec, now: datetime) -> float | None:
         """Seconds until the revision is given up unless it serves; None if there is no limit."""
         if self.started_at is None or self.served or self.failure or self.stable in (None, self.revision):
@@ -47,9 +49,13 @@ def progress_of(
     settings: RolloutSpec,
     now: datetime,
     refusal: str | None = None,
+    *,
+    wanted: int,
+    suspended: bool,
 ) -> Progress:
     """`recorded` is `status.rollout` as it was last written; the `replicas` have `revision` as their current one.
-    `refusal`: the message with which the API server refuses the pods of the revision, "" if that has just ended."""
+    `refusal`: the message with which the API server refuses the pods of the revision, "" if that has just ended.
+    `wanted`: number of replicas that the model shall have, which is 0 if it is `suspended`."""
     replicas = tuple(replicas)
     before = recorded if recorded.get("revision") == revision else {}
     new = [each for each in replicas if each.stateful_set is not None and not each.has_old_template]
@@ -59,14 +65,23 @@ def progress_of(
     if any(each.available for each in new) and not old:
         stable = revision
     started = parse_time(before["startedAt"]) if "startedAt" in before else None
-    if settings.paused:
+    elapsed = int(before.get("elapsedSeconds") or 0)
+    if settings.paused or suspended:
+        started, elapsed = None, 0
+    elif wanted == 0:
+        # Replicas that nobody wants cannot serve. But an autoscaler may go to zero before each deadline, so the time
+        # goes on from here with the next replica.
+        elapsed = elapsed if started is None else max(0, int((now - started).total_seconds()))
         started = None
     elif any(each.size > 0 for each in new) or refusal:
-        started = started or now
+        if started is None:
+            started, elapsed = now - timedelta(seconds=elapsed), 0
     elif refusal == "":
-        started = None
+        started, elapsed = None, 0
+    # Otherwise it goes on: a replica of several pods may be back at none for a pause, and each attempt to place it is
+    # shorter than the deadline.
     failure = "" if served else str(before.get("failure") or "")
-    found = Progress(revision, stable, started, served, failure, failure_recorded=bool(failure))
+    found = Progress(revision, stable, started, served, failure, bool(failure), elapsed)
     if served or found.failure or stable is None or settings.paused:
         return found
     failed = next((each for each in new if each.phase == "Failed"), None)

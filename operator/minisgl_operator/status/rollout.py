@@ -19,6 +19,8 @@ def rollout_status(facts: Facts) -> dict[str, Any]:
     if progress.stable not in (None, progress.revision):
         if progress.started_at is not None:
             result["startedAt"] = _timestamp(progress.started_at)
+        elif progress.elapsed_seconds:
+            result["elapsedSeconds"] = progress.elapsed_seconds
         if progress.served:
             result["served"] = True
         if progress.failure:

@@ -105,6 +105,87 @@ def test_a_revision_that_does_not_serve_by_the_deadline_is_rolled_back(strategy:
     assert len(cluster.routed()) == 1
 
 
+def unproven(strategy: str) -> GuardedCluster:
+    """A model whose new revision has pods, which get no node: on the only one the old revision stays, or other work
+    took its place when it was drained."""
+    cluster = settled(1, {"strategy": strategy, "progressDeadlineSeconds": 600})
+    cluster.slots = 1 if strategy == "Surge" else 0
+    cluster.edit({"engine": {"image": "engine:2"}})
+    cluster.settle()
+    assert "engine:2" in images(cluster)
+    assert "startedAt" in cluster.raw["status"]["rollout"]
+    return cluster
+
+
+@pytest.mark.parametrize("strategy", ["Surge", "Recreate"])
+@pytest.mark.parametrize(("off", "on"), [({"suspend": True}, {"suspend": False}), ({"replicas": 0}, {"replicas": 1})])
+def test_the_deadline_of_a_revision_does_not_run_while_the_model_has_no_replicas(
+    strategy: str, off: dict[str, Any], on: dict[str, Any]
+) -> None:
+    cluster = unproven(strategy)
+    cluster.edit(off)
+    cluster.settle()
+    assert cluster.pods == {}
+    assert cluster.facts().seconds_until_deadline is None
+    cluster.now += timedelta(minutes=31)
+    cluster.settle()
+    assert "failure" not in cluster.raw["status"]["rollout"]
+    cluster.slots = None
+    cluster.edit(on)
+    cluster.settle()
+    assert images(cluster) == ["engine:2"]
+    assert "failedRevision" not in cluster.raw["status"]
+
+
+@pytest.mark.parametrize("strategy", ["Surge", "Recreate"])
+def test_a_model_that_goes_to_zero_again_and_again_gives_its_revision_up_after_the_deadline(strategy: str) -> None:
+    cluster = unproven(strategy)
+    for _ in range(3):
+        cluster.now += timedelta(seconds=150)
+        cluster.edit({"replicas": 0})
+        cluster.settle()
+        cluster.now += timedelta(hours=1)
+        cluster.settle()
+        cluster.slots = 0
+        cluster.edit({"replicas": 1})
+        cluster.settle()
+        assert images(cluster) == ["engine:2"]
+    left = cluster.facts().seconds_until_deadline
+    assert left is not None and 0 < left < 150, "it has had pods for 450 s and the time that they took to begin"
+    cluster.now += timedelta(seconds=left)
+    cluster.settle()
+    assert "within 600 s" in cluster.raw["status"]["rollout"]["failure"]
+    assert images(cluster) == ["engine:1"]
+
+
+def test_a_resumed_model_has_the_whole_time_again() -> None:
+    cluster = unproven("Surge")
+    cluster.now += timedelta(seconds=590)
+    cluster.edit({"suspend": True})
+    cluster.settle()
+    cluster.slots = 0
+    cluster.edit({"suspend": False})
+    cluster.settle()
+    left = cluster.facts().seconds_until_deadline
+    assert left is not None and left > 500
+
+
+def test_the_pauses_of_a_replica_that_fits_only_in_part_do_not_prolong_the_deadline() -> None:
+    cluster = settled(1, {"strategy": "Recreate", "progressDeadlineSeconds": 600})
+    began = cluster.now
+    cluster.slots = 1
+    cluster.edit({"parallelism": {"tensor": 2, "gpusPerPod": 1}, "engine": {"image": "engine:2"}})
+    empty = 0
+    while "failure" not in cluster.raw["status"].get("rollout", {}):
+        cluster.settle()
+        empty += not cluster.pods
+        assert cluster.now < began + timedelta(seconds=900), "the deadline begins again after each pause"
+        cluster.now += timedelta(seconds=20)
+    assert empty, "it went back to no pods"
+    cluster.settle()
+    assert images(cluster) == ["engine:1"]
+
+
 def test_without_automatic_rollback_the_failure_is_reported_only() -> None:
     cluster = settled(1, {"strategy": "Recreate", "autoRollback": False})
     cluster.edit({"engine": {"image": "engine:broken"}})
