@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Final, Literal, get_args
 
 from minisgl.wire.status import EnginePhase
 from minisgl_operator.api.conditions import Reason
-from minisgl_operator.api.objects import Manifest, controller_uid, has_condition, is_deleting
+from minisgl_operator.api.objects import Manifest, condition_of, controller_uid, has_condition, is_deleting, parse_time
 from minisgl_operator.facts.observed import Observed, Report, Unreachable
 from minisgl_operator.facts.pod_failures import PodFailure, refusal_of
 from minisgl_operator.facts.pods import (
@@ -104,6 +105,14 @@ class Replica:
         """True if all ranks serve according to the kubelet and to the leader's report, where there is one. Either may
         be the older one; the status shows the ranks of the report, so both must agree."""
         return self.pods_ready and (self.report is None or _all_ranks_serve(self.report))
+
+    @cached_property
+    def ready_since(self) -> datetime | None:
+        """Time since which all ranks serve, by the clocks of their nodes; None while not all do."""
+        if not self.ready:
+            return None
+        stamps = ((condition_of(pod, "Ready") or {}).get("lastTransitionTime") for pod in self.pods)
+        return max((parse_time(stamp) for stamp in stamps if stamp is not None), default=None)
 
     @cached_property
     def routable(self) -> bool | None:

@@ -70,7 +70,7 @@ class Retry:
 
 def retry_of(replica: Replica, status: Mapping[str, Any], window: timedelta, now: datetime) -> Retry | None:
     """The failures of a replica; None without any. `status` is the last status of the model. They are forgotten when
-    the replica has served for `window` longer than the pause lasted."""
+    the replica has served without interruption for `window` longer than the pause lasted."""
     previous = _previous(replica, status)
     report = replica.report
     if report is not None and report.get("phase") == "Failed" and not any(map(is_deleting, replica.pods)):
@@ -88,8 +88,11 @@ def retry_of(replica: Replica, status: Mapping[str, Any], window: timedelta, now
             errors=_with_error(before, _error_of(replica)),
             waits=True,
         )
-    if previous is not None and replica.ready and now >= previous.retry_at + window:
-        return None
+    if previous is not None and (since := replica.ready_since) is not None:
+        # The start may have taken longer than `window`. A clock of a node may be behind.
+        since = max(since, previous.failed_at)
+        if now >= since + previous.pause + window:
+            return None
     return previous
 
 

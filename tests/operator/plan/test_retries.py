@@ -42,7 +42,8 @@ class Life:
     def serve(self) -> None:
         self.starts += 1
         for pod in self.scene.pods.values():
-            pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.now.isoformat()}
+            pod["status"]["conditions"] = [ready]
         self.scene.leader_reports("qwen-r0", epoch=[self.starts, 1])
 
     @property
@@ -128,6 +129,44 @@ def test_a_replica_that_serves_for_a_while_begins_again_from_zero() -> None:
     life.reconcile()
     life.serve()
     assert life.reconcile(159)["failures"] == 1
+    assert life.reconcile(1) == {}
+
+
+def test_the_failures_of_a_replica_that_starts_slowly_are_kept_until_it_has_served_for_a_while() -> None:
+    life = Life({"recovery": {"windowSeconds": 600}})
+    life.fail()
+    life.reconcile()
+    life.scene.leader_reports("qwen-r0", phase="Loading", ready=False, epoch=[99, 1])
+    life.reconcile(60 + 700)
+    life.serve()
+    assert life.reconcile()["failures"] == 1
+    assert life.reconcile(600 + 59)["failures"] == 1
+    assert life.reconcile(1) == {}
+
+
+def test_a_replica_that_always_starts_slowly_and_fails_soon_waits_longer_and_its_node_is_named() -> None:
+    life = Life({"recovery": {"windowSeconds": 600}})
+    pauses = []
+    for _ in range(3):
+        life.fail()
+        retry = life.reconcile()
+        pauses.append(seconds(retry))
+        life.reconcile(pauses[-1] + 700)
+        life.serve()
+        life.reconcile(120)
+    assert pauses == [60, 120, 240]
+    life.fail()
+    life.reconcile()
+    assert "The same error came again on node node-0" in life.message()
+
+
+def test_each_restart_begins_the_time_again_after_which_failures_are_forgotten() -> None:
+    life = Life({"recovery": {"windowSeconds": 100}})
+    life.fail()
+    life.reconcile()
+    for _ in range(3):
+        life.serve()
+        assert life.reconcile(159)["failures"] == 1
     assert life.reconcile(1) == {}
 
 
