@@ -599,7 +599,8 @@ class InferenceModelSpec(ApiModel):
     fetch: FetchSpec = FetchSpec()
     """Pod that fetches a model from the Hub."""
     drain_seconds: Integer = Field(default=300, ge=1, le=86_400)
-    """Time for running requests in a pod that stops, in seconds; then they end with an error."""
+    """Time for running requests in a pod that stops, in seconds. Those of an engine pod then go on at another replica,
+    or wait for one; those of a frontend pod end with an error."""
     recovery: Recovery = Recovery()
     """Limit of automatic restarts of a replica's ranks."""
     rollout: RolloutSpec = RolloutSpec()

@@ -39,7 +39,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     ] = msgspec.field(default=1800.0, name="request_timeout")
     stall_seconds: Annotated[
         Seconds,
-        option("maximum time of a step, and of a running request without progress", default="{:g} seconds"),
+        option(
+            "maximum time of a step; together with --queue-timeout, that of a running request without progress",
+            default="{:g} seconds",
+        ),
     ] = msgspec.field(default=60.0, name="stall_timeout")
     continues: Annotated[
         bool,
