@@ -64,4 +64,3 @@ def test_a_kubelet_that_comes_back_finds_the_same_pods(
     assert not any(restarts)
     measurement(f"a killed kubelet: {sent.summary()}")
     sent.check()
-    assert not sent.broken, "its containers continue"
