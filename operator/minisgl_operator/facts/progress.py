@@ -34,6 +34,7 @@ class Progress:
     failure: str
     failure_recorded: bool = False
     elapsed_seconds: int = 0
+
     def seconds_until_deadline(self, settings: RolloutSpec, now: datetime) -> float | None:
         """Seconds until the revision is given up unless it serves; None if there is no limit."""
         if self.started_at is None or self.served or self.failure or self.stable in (None, self.revision):
