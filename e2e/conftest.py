@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from cluster import lifecycle
 from cluster.tools import say
 from harness import installation, nodes
+from harness.agent_checkpoint import write_agent_checkpoint
 from harness.client import ClientPod
 from harness.hub import Hub, serving_hub
 from harness.namespace import Namespace
@@ -35,11 +38,16 @@ def images() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def namespace(images: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Namespace]:
-    """Namespace with restricted pods, and with a claim "models" that has the demo checkpoint in its directory demo."""
+    """Namespace with restricted pods, and with a claim "models" that has the demo checkpoint in its directory demo, and
+    in agent the same with tools and thinking."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
     # A unique name: a namespace of an earlier run of this test may still be terminating.
     made = Namespace.create(f"{name}-{secrets.token_hex(2)}")
     installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
+    if not (installation.MODELS / "agent").exists():
+        with tempfile.TemporaryDirectory() as folder:
+            agent = write_agent_checkpoint(installation.ROOT / ".cache/demo", Path(folder) / "agent")
+            installation.publish_checkpoint("agent", agent)
     made.mount_directory("models", installation.MODELS)
     yield made
     failed = any(report.failed for report in request.node.stash.get(_reports, {}).values())

@@ -33,6 +33,7 @@ _SCHEMA: Final = {
     "required": ["name", "count"],
     "additionalProperties": False,
 }
+_TOOL: Final = {"type": "function", "function": {"name": "store", "parameters": _SCHEMA}}
 
 
 def _chat(question: str, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -53,8 +54,10 @@ KINDS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     ),
     "regex": _chat("Hello", structured_outputs={"regex": "[a-z]{20,60}\\.[0-9]{8}"}),
     "responses": ("/v1/responses", {"input": "What is minisgl?", "max_output_tokens": _TOKENS, "temperature": 0}),
+    "tools": _chat("Store rows.", tools=[_TOOL], tool_choice="required"),
+    "thinking": _chat("Hello", enable_thinking=True, thinking_token_budget=24, ignore_eos=True),
 }
-"""Path and body of each kind, without model and stream. The demo model's template has no tools and no thinking."""
+"""Path and body of each kind, without model and stream. Tools and thinking need `models.AGENT`."""
 
 
 class Failed(Exception):
@@ -222,8 +225,10 @@ def _joined(events: list[dict[str, Any]]) -> Answer:
     texts: dict[int, dict[str, str]] = {}
     logprobs: list[float] = []
     for choice in (choice for event in events for choice in event["choices"]):
-        found = texts.setdefault(choice["index"], {"reasoning": "", "content": "", "finish": ""})
+        found = texts.setdefault(choice["index"], {"reasoning": "", "content": "", "calls": "", "finish": ""})
         delta = choice["delta"]
+        for call in delta.get("tool_calls") or ():
+            found["calls"] += (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
         found["content"] += delta.get("content") or ""
         found["reasoning"] += delta.get("reasoning_content") or ""
         found["finish"] = choice.get("finish_reason") or found["finish"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+AGENT: Final = {"source": {"pvc": {"claimName": "models", "path": "agent"}}, "dtype": "float32"}
+"""`spec.model` with the demo checkpoint that has tools and thinking."""
 
 
 def cpu_model(name: str, *, tensor: int = 1, **spec: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from harness import nodes
 from harness.client import ClientPod
 from harness.continuity import Measurement, loaded
 from harness.mixed_load import KINDS
-from harness.models import cpu_model, spread_model
+from harness.models import AGENT, cpu_model, spread_model
 from harness.namespace import Namespace
 from support.continuity_results import record
 
@@ -24,6 +24,7 @@ PATIENT: Final = {"args": ["--queue-timeout=240"], "resources": {"requests": {"c
 
 def serve(namespace: Namespace, model: dict[str, Any]) -> None:
     model["spec"]["frontend"] = {**model["spec"]["frontend"], **PATIENT}
+    model["spec"]["model"] = AGENT
     namespace.apply(model)
     namespace.wait("all replicas", partial(is_served, namespace, model["spec"].get("replicas", 1)))
     namespace.wait_for_condition("demo", "Ready")

@@ -12,7 +12,7 @@ from cluster.containers import ctr
 from harness.client import ClientPod
 from harness.continuity import Measurement
 from harness.kills import Kills, Undisturbed, kills, undisturbed
-from harness.models import cpu_model
+from harness.models import AGENT, cpu_model
 from harness.namespace import Namespace
 from harness.pods import delete_by_force, ready_pods
 from harness.ranks import kill_rank, launcher_status, launcher_url
@@ -24,7 +24,7 @@ SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)]
 
 
 def serve(namespace: Namespace, **spec: Any) -> None:
-    model = cpu_model("demo", recovery={"maxRestarts": 1000}, **spec)
+    model = cpu_model("demo", model=AGENT, recovery={"maxRestarts": 1000}, **spec)
     # Each choice of each answer has a row: an answer that waits for one would keep the others from their next kill.
     model["spec"]["engine"]["args"] = ["--max-running=16", "--num-pages=1024"]
     model["spec"]["frontend"]["args"] = ["--queue-timeout=240"]

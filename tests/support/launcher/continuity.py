@@ -27,11 +27,10 @@ from typing import Any, Final
 
 import httpx
 import msgspec
-from tokenizers import AddedToken, Tokenizer
 
 from minisgl.toy.tiny import write_tiny_checkpoint
+from support.agent_markers import add_markers
 from support.continuity_results import record
-from support.frontend.chat_templates import AGENT
 from support.frontend.served import Served, eventually
 from support.launcher.kill_matrix import PLAIN, STARTED, STREAMS
 
@@ -248,16 +247,7 @@ def checkpoint(folder: Path) -> Path:
     """Write a tiny model in float32 whose vocabulary has markers of reasoning and calls, and whose template opens the
     reasoning of requests that enable it."""
     write_tiny_checkpoint(folder, "qwen3", vocab=584, dtype="float32", max_position=4096)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_tokens([AddedToken(name, special=False) for name in ("<think>", "</think>", "<tool_call>")])
-    tokenizer.add_tokens([AddedToken("</tool_call>", special=False)])
-    assert tokenizer.get_vocab_size() <= 584
-    tokenizer.save(str(folder / "tokenizer.json"))
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    opened = "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking %}{{- '<think>\\n' }}"
-    config["chat_template"] = AGENT.rstrip() + opened + "{%- endif %}"
-    path.write_text(json.dumps(config))
+    assert add_markers(folder) <= 584
     return folder
 
 
