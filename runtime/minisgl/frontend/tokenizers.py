@@ -26,7 +26,9 @@ from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
+    CHECK_CONSTRAINTS,
     NOT_TAKEN,
+    REQUESTS_WAIT,
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
@@ -41,6 +43,7 @@ from minisgl.wire.text import (
     Generate,
     Question,
     Reply,
+    RequestsWait,
     ServedModel,
     StructuredOutput,
     TextFailed,
@@ -200,7 +203,7 @@ class TokenizerPool:
     ) -> tuple[ConstraintProblem | None, ...]:
         """Return the problem of each constraint in turn, up to the first one that has any. Workers of older versions
         check none. Raises ApiError when no worker is available, or one is lost meanwhile."""
-        links = [link for link in self._available_links(was_held=was_held) if link.checks_constraints]
+        links = [link for link in self._available_links(was_held=was_held) if CHECK_CONSTRAINTS in link.features]
         if not links:
             return (None,) * len(constraints)
         question = CheckConstraints(id=secrets.token_bytes(REQUEST_ID_BYTES), constraints=tuple(constraints))
@@ -230,6 +233,10 @@ class TokenizerPool:
         self.requests.held.set_open(self.model is not None)
         if self.model is None and self.is_suspended:
             self.requests.held.fail_all(_not_serving())
+        # A worker without a routable engine reports its state at least twice a second: soon enough for each change.
+        waits = self.num_held > 0 and not self.is_draining and not self.is_suspended
+        for link in self._links:
+            link.report_wait(waits)
 
     def fail_all(self, code: str, message: str) -> None:
         """End all responses in progress with an error and take no more requests."""
@@ -308,7 +315,9 @@ class _Link:
         self.replicas: tuple[ReplicaView, ...] = ()
         self.parked = 0
         """Choices in the worker that wait for an engine."""
-        self.checks_constraints = False
+        self.features: tuple[str, ...] = ()
+        """Messages that the worker knows."""
+        self._reported_wait = False
         self._reason = "no tokenizer worker has connected yet"
         self._is_connected = False
         self._last_state_at = 0.0
@@ -355,6 +364,12 @@ class _Link:
         for choice in stream.choices:
             if self._choices.pop(choice.request_id, None) is not None:
                 self._send(_frame(Cancel(choice.request_id)))
+
+    def report_wait(self, waits: bool) -> None:
+        """Tell the worker whether requests wait for an engine, if it does not know yet."""
+        if waits != self._reported_wait and REQUESTS_WAIT in self.features:
+            self._reported_wait = waits
+            self._send(_frame(RequestsWait(waits)))
 
     def fail_all(self, code: str, message: str) -> None:
         choices, self._choices = self._choices, {}
@@ -451,10 +466,10 @@ class _Link:
         self._is_connected = True
         self.model = state.model
         self.replicas = state.replicas
-        self.checks_constraints = state.checks_constraints
         if state.parked > self.parked:
             self._requests.held.notify()
         self.parked = state.parked
+        self.features = state.features
         self._reason = state.reason
         # A restarted worker counts from 0.
         before = self._resubmitted if state.retried >= self._resubmitted else 0
@@ -469,6 +484,8 @@ class _Link:
         self.model = None
         self.replicas = ()
         self.parked = 0
+        self.features = ()
+        self._reported_wait = False
         self._is_connected = False
         self._reason = reason
         self._lost_at = time.monotonic()

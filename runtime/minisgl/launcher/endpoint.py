@@ -102,6 +102,8 @@ def endpoint_groups(
             queue_seconds=options.limits.queue_seconds,
             stall_seconds=options.limits.stall_seconds,
             continues=options.limits.continues,
+            # In a cluster, engines and frontends of a model have the same.
+            drain_seconds=options.drain_timeout,
             frontend_address=f"ipc://{directory}/tokenizer{number}",
             name=f"tokenizer{number}",
         )

@@ -42,6 +42,8 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An engine with requests that sends nothing for this long counts as lost."""
     continues: bool = True
     """Answers go on when their engine is lost; False: those with output end in an error."""
+    drain_seconds: float = 0.0
+    """Longest drain of an engine; 0: unknown. Requests of one that ends earlier may wait for the rest of it."""
     frontend_address: str
     """Bound by the frontend for this worker alone."""
     name: str = "tokenizer0"

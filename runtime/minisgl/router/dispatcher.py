@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from minisgl.router.continuation import model_difference
+from minisgl.router.drain_ends import DrainEnds
 from minisgl.router.replicas import STALE_SECONDS, FileHashes, Replica, Replicas
 from minisgl.router.routing import Candidate, pick_replica, prefix_blocks
 from minisgl.tokenizer.session import Progress
@@ -24,6 +25,7 @@ from minisgl.wire.messages import (
     REQUEST_ID_BYTES,
     Abort,
     Ack,
+    EndDrain,
     Failed,
     ModelCard,
     PromptLogprobs,
@@ -86,6 +88,8 @@ class _Request:
     """On the clock of `Replicas.now`; None: no deadline."""
     expires_at: float | None = None
     """End of its wait, counted from when no replica could take it; None: one has taken it."""
+    wait_seconds: float | None = None
+    """Longest wait, if its replica drained when it was lost; None: the queue timeout."""
 
     def fits(self, replica: Replica) -> bool:
         """Return whether a replica understands all of the request."""
@@ -122,18 +126,25 @@ class Dispatcher:
         stall_seconds: float,
         *,
         deliver: Callable[[Ack | Failed | Tokens | PromptLogprobs], None],
-        send: Callable[[str, Submit | Abort], None],
+        send: Callable[[str, Submit | Abort | EndDrain], None],
         reencode: Callable[[bytes], None],
         progress: Callable[[bytes], Progress | None],
         stale_seconds: float = STALE_SECONDS,
         continues: bool = True,
+        drain_seconds: float = 0.0,
     ) -> None:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
         without visible output whose token ids belong to tokenizer files that are no longer in use: submit them again.
         `progress` returns the part of a request's answer that was delivered, None for one that has ended. `continues`:
-        False fails requests with visible output when their replica is lost."""
+        False fails requests with visible output when their replica is lost, and ends no drain early. `drain_seconds`:
+        longest drain; requests of a replica whose drain ends earlier may wait for the rest of it."""
         self.replicas = Replicas(stale_seconds)
+        self.requests_wait = False
+        """Requests wait for a replica that have not been submitted yet, or are parked, and one shall come for them; set
+        by the caller."""
+        self._drain_ends = DrainEnds(max(queue_seconds, drain_seconds))
+        self._drain_seconds = drain_seconds
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
         self._deliver = deliver
@@ -191,10 +202,12 @@ class Dispatcher:
 
     def lost(self, address: str, code: str, message: str) -> None:
         """Resubmit the requests of a replica, unless this is the last loss that they may survive: these fail with
-        `code`. The end of a drain is no such loss."""
+        `code`. The end of a drain is no such loss; after an early one requests may wait as long as they could have run.
+        """
         attempts = self._attempts[address]
         self._attempts[address] = {}
         counts = not self.replicas[address].draining
+        wait_seconds = self._wait_seconds(self.replicas[address])
         self.replicas.lost(address, message)
         for request in attempts.values():
             request.replica = None
@@ -207,6 +220,7 @@ class Dispatcher:
             elif counts and request.losses >= MAX_ENGINE_LOSSES:
                 self._fail(request, code, f"{message}; it was the second engine to be lost with this request")
             else:
+                request.wait_seconds = wait_seconds
                 self._resubmit(request)
 
     def submit(self, submit: Submit) -> None:
@@ -231,7 +245,7 @@ class Dispatcher:
         request = self._attempts[address].get(ack.id)
         if request is None:
             return
-        request.expires_at = None
+        request.expires_at = request.wait_seconds = None
         if not request.acked or request.submit.output:
             request.acked = True
             self._deliver(Ack(request.id))
@@ -276,7 +290,8 @@ class Dispatcher:
                 self._forget(request)
 
     def tick(self) -> list[str]:
-        """Time has passed. Returns the addresses of replicas that were silent for so long that they count as lost."""
+        """Time has passed. Returns the addresses of replicas that were silent for so long that they count as lost. Call
+        it about twice a second."""
         self.replicas.tick()
         stalled = []
         for replica in list(self.replicas):
@@ -293,10 +308,12 @@ class Dispatcher:
             if request.deadline is not None and request.deadline <= self.replicas.now:
                 self._fail(request, "deadline_exceeded", "the request's deadline passed before an engine could take it")
             elif request.expires_at is not None and self.replicas.now >= request.expires_at:
-                self._fail(request, UNAVAILABLE, f"no engine could take the request for {self._queue_seconds:g} s")
+                seconds = round(request.wait_seconds or self._queue_seconds, 1)
+                self._fail(request, UNAVAILABLE, f"no engine could take the request for {seconds:g} s")
         for request in self._refused.values():
             request.refused_by.clear()
         self.dispatch_parked()
+        self._end_drain()
         return stalled
 
     def dispatch_parked(self) -> None:
@@ -340,7 +357,7 @@ class Dispatcher:
             else:
                 request.refused_by.clear()
             if request.expires_at is None:
-                request.expires_at = self.replicas.now + self._queue_seconds
+                request.expires_at = self.replicas.now + (request.wait_seconds or self._queue_seconds)
             self._parked[request.id] = request
 
     def _begin_again(self, request: _Request) -> None:
@@ -428,6 +445,21 @@ class Dispatcher:
                     request.count_loss()
                 self._abort_attempt(request)
                 self._resubmit(request)
+
+    def _end_drain(self) -> None:
+        """Have a replica end its drain early if requests wait for its successor; it is lost soon after."""
+        waits = self.requests_wait and self._continues
+        if (replica := self._drain_ends.next_replica(self.replicas, requests_wait=waits)) is not None:
+            replica.ends_drain = True
+            self._send(replica.address, EndDrain())
+
+    def _wait_seconds(self, replica: Replica) -> float | None:
+        """Return how long the requests of a replica that is lost may wait: for the rest of its drain, if that is more
+        than the queue timeout (None)."""
+        if replica.drains_since is None:
+            return None
+        left = replica.drains_since + self._drain_seconds - self.replicas.now
+        return left if left > self._queue_seconds else None
 
     def _take_progress(self, request: _Request) -> bool:
         """Add the tokens that a request has received to its next attempt. False: it has ended, and is forgotten."""

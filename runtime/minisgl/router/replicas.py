@@ -11,7 +11,7 @@ from minisgl.router.ended_totals import EndedTotals, Start, add_counters, sum_of
 from minisgl.router.queue_times import QueueTimes
 from minisgl.router.routing import PrefixIndex
 from minisgl.tokenizer.model_files import differing_files
-from minisgl.wire.messages import GRAMMAR, WIRE_VERSION, ModelCard, Status, Welcome
+from minisgl.wire.messages import END_DRAIN, GRAMMAR, WIRE_VERSION, ModelCard, Status, Welcome
 from minisgl.wire.status import ReplicaView
 
 STALE_SECONDS: Final = 5.0
@@ -53,6 +53,9 @@ class Replica:
         """Reason why there is no welcome."""
         self.refused_as_draining = False
         """It has refused a request as draining, and its status may be older than that."""
+        self.drains_since: float | None = None
+        self.ends_drain = False
+        """It was told to end its drain."""
         self.in_flight = 0
         """Requests of this worker."""
         self.prefixes = PrefixIndex()
@@ -71,6 +74,17 @@ class Replica:
     def knows_constraints(self) -> bool:
         """It takes requests with a grammar, or did so before a loss."""
         return self.known is not None and GRAMMAR in self.known.features
+
+    @property
+    def can_end_drain(self) -> bool:
+        """It drains, and would end that early if it was told to."""
+        knows = self.welcome is not None and END_DRAIN in self.welcome.features
+        return knows and self.draining and not self.ends_drain
+
+    @property
+    def start_seconds(self) -> float:
+        """Duration of its last start; 0: not reported."""
+        return 0.0 if self.status is None else sum(self.status.start_seconds.values())
 
     @property
     def hashes(self) -> FileHashes:
@@ -157,6 +171,7 @@ class Replicas:
         if replica.status is None or replica.draining != status.draining or self.is_stale(replica):
             self._change()
         replica.status = status
+        self._note_drain(replica)
         replica.queue_times.add(status, self.now)
         replica.last_message_at = self.now
         replica.sent_since_status = 0
@@ -165,6 +180,7 @@ class Replicas:
     def mark_draining(self, address: str) -> None:
         """It has refused a request as draining; its next status may be older than that."""
         self[address].refused_as_draining = True
+        self._note_drain(self[address])
         self._change()
 
     def lost(self, address: str, reason: str) -> None:
@@ -243,6 +259,10 @@ class Replicas:
             statuses = [Status(**{name: _aggregate(name, values) for name, values in columns.items()})]
         ended = self._ended.without({_start(replica) for replica, _ in reporting})
         return add_counters(statuses[0], ended) if ended else statuses[0]
+
+    def _note_drain(self, replica: Replica) -> None:
+        if replica.draining and replica.drains_since is None:
+            replica.drains_since = self.now
 
     def _keep_totals(self, address: str) -> None:
         replica = self[address]

@@ -26,6 +26,7 @@ from minisgl.wire.messages import (
     WIRE_VERSION,
     Abort,
     Ack,
+    EndDrain,
     Failed,
     Flush,
     Flushed,
@@ -40,6 +41,8 @@ from minisgl.wire.messages import (
 from minisgl.wire.sockets import Codec, WireError
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
+    CHECK_CONSTRAINTS,
+    REQUESTS_WAIT,
     TEXT_WIRE_VERSION,
     FromTokenizer,
     Generate,
@@ -96,6 +99,7 @@ class Router:
             progress=session.progress,
             stale_seconds=source.stale_seconds,
             continues=config.continues,
+            drain_seconds=config.drain_seconds,
         )
         self._replicas = self._dispatcher.replicas
         self._flushes = CacheFlushes(send_to_frontend)
@@ -155,6 +159,10 @@ class Router:
             self._dispatcher.submit(message)
         else:
             self._dispatcher.abort(message.id)
+
+    def set_requests_wait(self, waits: bool) -> None:
+        """Take the frontend's word whether requests wait for an engine."""
+        self._dispatcher.requests_wait = waits
 
     def flush_prefix_caches(self, flush: Flush) -> None:
         addresses = [replica.address for replica in self._replicas if replica.welcome is not None]
@@ -233,7 +241,9 @@ class Router:
         self._greeted[address] = version
         self._links[address].send(Hello(version, self._name))
 
-    def _send(self, address: str, message: Submit | Abort) -> None:
+    def _send(self, address: str, message: Submit | Abort | EndDrain) -> None:
+        if isinstance(message, EndDrain):
+            logger.info("engine %s ends its drain early: requests wait for its successor", self._replicas[address].name)
         self._links[address].send(message)
 
     def _on_reencode(self, request_id: bytes) -> None:
@@ -327,7 +337,7 @@ class Router:
                 replicas=views,
                 retried=self._dispatcher.resubmitted,
                 parked=self._dispatcher.num_parked,
-                checks_constraints=True,
+                features=(CHECK_CONSTRAINTS, REQUESTS_WAIT),
             )
         )
 

@@ -45,6 +45,7 @@ from minisgl.wire.text import (
     Generate,
     Question,
     Reply,
+    RequestsWait,
     TextFailed,
     ToTokenizer,
 )
@@ -183,6 +184,7 @@ class Worker:
             aborted = len(self._session)
             logger.log(logging.WARNING if aborted else logging.INFO, "the frontend was lost; %d requests end", aborted)
             self._session.abort_all()
+            self._router.set_requests_wait(False)
         self._exchange_batches()
         for answer in self._constraint_checks.take_answers():
             self._frontend.send(answer)
@@ -211,6 +213,8 @@ class Worker:
                 self._constraint_checks.begin(message)
             case Flush():
                 self._router.flush_prefix_caches(message)
+            case RequestsWait():
+                self._router.set_requests_wait(message.waits)
 
     def _enqueue(self, size: int, message: Generate | Question) -> None:
         (self._large_encoder if size > LARGE_BYTES else self._encoder).add(size, message)

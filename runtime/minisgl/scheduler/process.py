@@ -17,7 +17,7 @@ from minisgl.scheduler.compiling import GrammarThreads
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
-from minisgl.wire.messages import GRAMMAR, Failed, ModelCard
+from minisgl.wire.messages import END_DRAIN, GRAMMAR, Failed, ModelCard
 
 _LAST_ANSWERS_MS: Final = 2000
 """Time for the last messages of a drained scheduler to leave."""
@@ -70,15 +70,16 @@ def run(
     grammars: GrammarThreads | None = None,
     model_revision: Callable[[], str] = lambda: "",
 ) -> None:
-    """Serve until `stop` is set, or until all requests have ended once `draining` is set. Without `grammars`, clients
-    are told not to send constrained requests. `model_revision` returns that of the model card, and is called when the
-    engine has started.
+    """Serve until `stop` is set, or until the end of the drain that begins once `draining` is set. Without `grammars`,
+    clients are told not to send constrained requests. `model_revision` returns that of the model card, and is called
+    when the engine has started.
 
     `ready` is called with the bound address and the model card once clients can connect. Exceptions of a step are
     sent to all clients and raised; the engine is not closed then, since a broken device may not return, and the process
     must exit.
     """
     engine = create_engine()
+    features = {GRAMMAR: grammars is not None, END_DRAIN: draining is not None}
     failed = False
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -98,7 +99,7 @@ def run(
             config.epoch,
             replica=config.replica,
             revision=config.replica_revision,
-            features=() if grammars is None else (GRAMMAR,),
+            features=tuple(name for name, is_known in features.items() if is_known),
         )
         linger_ms = 0
         try:

@@ -245,6 +245,13 @@ class Scheduler:
             if request.client == client:
                 self.abort(request.id)
 
+    def abort_all(self) -> int:
+        """Abort all requests. Returns their number."""
+        requests = list(self._unfinished)
+        for request_id in requests:
+            self.abort(request_id)
+        return len(requests)
+
     def flush_cache(self) -> int:
         """Forget every cached prefix that no request has locked. Returns the number of pages freed."""
         self._blocked_head = None

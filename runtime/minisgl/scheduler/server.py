@@ -13,7 +13,7 @@ import msgspec
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, RequestError
-from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, Status, Submit, ToScheduler
+from minisgl.wire.messages import Abort, Ack, EndDrain, Failed, Flush, Flushed, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ _DRAINING: Final = "replica is shutting down; retry"
 
 
 def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: threading.Event | None = None) -> None:
-    """Serve clients until `stop` is set, or until all requests have ended once `draining` is set.
+    """Serve clients until `stop` is set, or, once `draining` is set, until all requests have ended or a client has sent
+    `EndDrain`.
 
     Exceptions of the engine are raised.
     """
@@ -136,3 +137,7 @@ def _handle_message(loop: StepLoop, clients: Clients, number: int, message: ToSc
             loop.scheduler.abort(message.id)
         case Flush():
             clients.send(number, Flushed(message.id, loop.scheduler.flush_cache()))
+        case EndDrain() if is_draining:
+            # Nobody is told: their clients submit them elsewhere when they see the end of this process, which follows
+            # once the step that runs is complete.
+            logger.info("the drain ends early; %d requests go on elsewhere", loop.scheduler.abort_all())

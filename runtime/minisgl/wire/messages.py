@@ -204,6 +204,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 GRAMMAR: Final = "grammar"
 """Feature of engines that constrain answers, see `Welcome.features`."""
+END_DRAIN: Final = "end_drain"
+"""Feature of engines that know `EndDrain`."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -218,7 +220,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """Hash of image, flags and environment of the replica. The model revision is in `model`."""
     features: tuple[str, ...] = ()
     """Fields of `Submit` that a request may need and that version 0.1.0 ignores: `grammar` covers grammar, thinking,
-    allowed_token_ids, bad_words and logprob_token_ids. A request is sent only to a replica that has what it needs."""
+    allowed_token_ids, bad_words and logprob_token_ids. A request is sent only to a replica that has what it needs.
+    Messages that version 0.1.0 does not know: `end_drain`."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
@@ -322,6 +325,11 @@ class Flushed(msgspec.Struct, frozen=True, tag="flushed"):
     pages: int
 
 
+class EndDrain(msgspec.Struct, frozen=True, tag="end_drain"):
+    """End a drain before its requests have ended: clients submit them elsewhere once the connection is closed. Any
+    client may send it; a scheduler that does not drain ignores it."""
+
+
 QUEUE_TIME_EDGES: Final = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
@@ -375,5 +383,5 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Waiting requests that could not run even if there was capacity: their grammars are being compiled."""
 
 
-ToScheduler = Hello | Submit | Abort | Flush
+ToScheduler = Hello | Submit | Abort | Flush | EndDrain
 FromScheduler = Welcome | Ack | Failed | PromptLogprobs | Tokens | Status | Flushed

@@ -140,6 +140,18 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     id: bytes
 
 
+REQUESTS_WAIT: Final = "requests_wait"
+"""Feature of workers that know `RequestsWait`, see `WorkerState.features`."""
+
+
+class RequestsWait(msgspec.Struct, frozen=True, tag="requests_wait"):
+    """Whether requests wait, in the frontend or its workers, because no engine is routable, and one shall come for
+    them: false also while the frontend drains, or its model is suspended. At first it is false; sent when it changes.
+    """
+
+    waits: bool
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults of sampling parameters, from the checkpoint's generation_config.json."""
 
@@ -182,8 +194,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Requests resubmitted to another engine, or to a later epoch of the same one, since the worker started."""
     parked: int = 0
     """Choices that the worker has taken and that wait for a routable engine."""
-    checks_constraints: bool = False
-    """The worker answers `CheckConstraints`."""
+    features: tuple[str, ...] = ()
+    """Messages that the worker knows and that workers of version 0.1.0 do not: `check_constraints`, `requests_wait`."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -344,6 +356,10 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
     add_bos_token: bool
 
 
+CHECK_CONSTRAINTS: Final = "check_constraints"
+"""Feature of workers that answer `CheckConstraints`, see `WorkerState.features`."""
+
+
 class CheckConstraints(msgspec.Struct, frozen=True, kw_only=True, tag="check_constraints"):
     """Query whether an engine could apply constraints. The answer may take a second, and needs no engine."""
 
@@ -369,5 +385,5 @@ class CheckedConstraints(msgspec.Struct, frozen=True, kw_only=True, tag="checked
 Question = Encode | Decode | Describe
 Reply = Encoded | Decoded | Described
 
-ToTokenizer = Generate | Cancel | Encode | Decode | Describe | CheckConstraints | Flush
+ToTokenizer = Generate | Cancel | Encode | Decode | Describe | CheckConstraints | Flush | RequestsWait
 FromTokenizer = WorkerState | Accepted | Continued | Texts | TextFailed | Reply | CheckedConstraints | Flushed

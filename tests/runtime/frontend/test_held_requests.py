@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -18,10 +19,10 @@ from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.frontend.process import FrontendServer
 from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.tokenizer.model_files import hash_tokenizer_files
-from minisgl.wire.messages import Submit
+from minisgl.wire.messages import Ack, EndDrain, Submit
 from minisgl.wire.status import SERVING_HEADER
 from support.frontend.chat_templates import CHATML
-from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card
+from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
 from support.frontend.stack import TOKENIZER, ids
 from support.tiny_tokenizers import write_directory
 
@@ -312,6 +313,26 @@ def test_a_long_poll_ends_when_the_frontend_drains(make_pod: MakePod) -> None:
     pod.until(lambda: bool(pod.server._tokenizers.requests.held._arrivals))
     pod.server.stop()
     assert poll.result(WAIT_SECONDS)["draining"] is True
+
+
+def test_a_held_request_ends_the_drain_of_the_only_engine(make_pod: MakePod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisgl.router.drain_ends.END_DRAIN_SECONDS", 0.1)
+    pod = make_pod()
+    scheduler = pod.start_engine()
+    scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    stream = pod.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2, "stream": True})
+    scheduler.wait_for(Submit)
+    scheduler.status = msgspec.structs.replace(scheduler.status, draining=True)
+    pod.until(lambda: pod.http.get("/v1/models").status_code == 503)
+    assert not scheduler.received(EndDrain), "the stream may finish"
+    held = pod.post("/v1/chat/completions", CHAT)
+    scheduler.wait_for(EndDrain)
+    scheduler.close()
+    submits = pod.start_engine()
+    assert '"z"' in held.result(WAIT_SECONDS).text
+    text = stream.result(WAIT_SECONDS).text
+    assert text.index('"text":"a"') < text.index(": continued") < text.index('"text":"z"') < text.index("[DONE]")
+    assert [bool(submit.output) for submit in submits.received(Submit)] == [True, False], "the stream goes first"
 
 
 def test_a_model_that_shall_not_serve_refuses_at_once(make_pod: MakePod) -> None:

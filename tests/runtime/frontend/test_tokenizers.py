@@ -24,11 +24,13 @@ from minisgl.wire.messages import SamplingParams
 from minisgl.wire.sockets import open_socket
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
+    REQUESTS_WAIT,
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
     Finished,
     Generate,
+    RequestsWait,
     SamplingDefaults,
     ServedModel,
     Texts,
@@ -54,18 +56,22 @@ class FakeWorker:
         for message in messages:
             await self._socket.send(message if isinstance(message, bytes) else msgspec.msgpack.encode(message))
 
-    async def receive(self) -> Generate | Cancel:
+    async def receive(self) -> Generate | Cancel | RequestsWait:
         frame = await asyncio.wait_for(self._socket.recv(), WAIT_SECONDS)
-        return msgspec.msgpack.decode(frame, type=Generate | Cancel)  # type: ignore[arg-type]
+        return msgspec.msgpack.decode(frame, type=Generate | Cancel | RequestsWait)  # type: ignore[arg-type]
 
     def disconnect(self) -> None:
         self._socket.close(linger=0)
 
 
 class Links:
-    def __init__(self, tokenizers: TokenizerPool, workers: list[FakeWorker]) -> None:
+    def __init__(self, tokenizers: TokenizerPool, context: zmq.asyncio.Context, addresses: list[str]) -> None:
         self.tokenizers = tokenizers
-        self.workers = workers
+        self._context, self._addresses = context, addresses
+        self.workers = [self.connect(number) for number in range(len(addresses))]
+
+    def connect(self, number: int) -> FakeWorker:
+        return FakeWorker(self._context, self._addresses[number])
 
     def submit(self) -> ResponseStream:
         record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
@@ -85,7 +91,7 @@ async def links(tmp_path: Path) -> AsyncIterator[Links]:
     tokenizers = TokenizerPool(addresses, 60, RequestTracker(RequestLimits()))
     tokenizers.start()
     context = zmq.asyncio.Context()
-    made = Links(tokenizers, [FakeWorker(context, address) for address in addresses])
+    made = Links(tokenizers, context, addresses)
     yield made
     for worker in made.workers:
         worker.disconnect()
@@ -266,3 +272,56 @@ async def test_only_one_task_may_wait_for_a_stream(links: Links) -> None:
     with pytest.raises(AssertionError, match="only the handler"):
         await stream.accepted()
     first.cancel()
+
+
+def waiting(requests: int, *features: str) -> WorkerState:
+    """State of a worker without an engine, in which this many requests are parked."""
+    state = msgspec.structs.replace(READY, at=time.monotonic(), model=None, parked=requests)
+    return msgspec.structs.replace(state, features=features)
+
+
+async def test_workers_are_told_whether_requests_wait_for_an_engine(links: Links) -> None:
+    first, second = links.workers
+    await first.send(waiting(0, REQUESTS_WAIT), waiting(0, REQUESTS_WAIT))
+    held = links.tokenizers.requests.held.hold(10)
+    await first.send(waiting(0, REQUESTS_WAIT), waiting(0, REQUESTS_WAIT))
+    assert await first.receive() == RequestsWait(True)
+    links.tokenizers.requests.held.release(held)
+    await first.send(waiting(0, REQUESTS_WAIT))
+    assert await first.receive() == RequestsWait(False)
+    # Those in one worker wait for an engine that another one may find.
+    await second.send(waiting(1, REQUESTS_WAIT))
+    assert [await first.receive(), await second.receive()] == [RequestsWait(True)] * 2
+
+
+@pytest.mark.parametrize("reason", ["it drains", "its model is suspended"])
+async def test_no_engine_need_come_for_a_frontend_that_stops(links: Links, reason: str) -> None:
+    worker = links.workers[0]
+    await worker.send(waiting(1, REQUESTS_WAIT))
+    assert await worker.receive() == RequestsWait(True)
+    if reason == "it drains":
+        links.tokenizers.start_draining("it stops")
+    else:
+        links.tokenizers.set_serving(False)
+    await worker.send(waiting(1, REQUESTS_WAIT))
+    assert await worker.receive() == RequestsWait(False)
+
+
+async def test_a_worker_of_version_0_1_0_is_not_told(links: Links) -> None:
+    worker = links.workers[0]
+    await worker.send(waiting(1), READY)
+    await links.until(True)
+    links.submit()
+    assert isinstance(await worker.receive(), Generate)
+
+
+async def test_a_restarted_worker_is_told_again(links: Links) -> None:
+    await links.workers[0].send(waiting(1, REQUESTS_WAIT))
+    assert await links.workers[0].receive() == RequestsWait(True)
+    links.workers[0].disconnect()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while links.tokenizers.num_held:
+            await asyncio.sleep(0)
+    links.workers[0] = links.connect(0)
+    await links.workers[0].send(waiting(1, REQUESTS_WAIT))
+    assert await links.workers[0].receive() == RequestsWait(True)

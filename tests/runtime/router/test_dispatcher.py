@@ -14,10 +14,12 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from minisgl.router.dispatcher import Dispatcher
 from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
+    END_DRAIN,
     GRAMMAR,
     WIRE_VERSION,
     Abort,
     Ack,
+    EndDrain,
     Failed,
     FinishReason,
     PromptLogprobs,
@@ -32,7 +34,7 @@ from support.frontend.fake_scheduler import card, row
 FILE_SETS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
 PROMPTS = (b"\0" * 512, b"\1" * 512)
 """One prompt in the token ids of each tokenizer."""
-RETRY_SECONDS, STALL_SECONDS = 10.0, 15.0
+RETRY_SECONDS, STALL_SECONDS, DRAIN_SECONDS = 10.0, 15.0, 25.0
 WITH_TEXT, WITHOUT_TEXT = 5, 6
 """Token ids."""
 REPLICAS = 3
@@ -63,6 +65,8 @@ class Server:
         """Index of its tokenizer files in FILE_SETS."""
         self.revision = "r1"
         self.knows_constraints = False
+        self.can_end_drain = False
+        """It knows the message, and was not told yet."""
         self.requests: dict[bytes, int] = {}
         """Index of the next token, by identifier on the wire."""
         self.aborted: set[bytes] = set()
@@ -77,7 +81,7 @@ class Server:
             epoch=(1, self.epoch),
             model=card(tokenizer_hashes=FILE_SETS[self.kind], revision=self.revision),
             replica=self.name,
-            features=(GRAMMAR,) if self.knows_constraints else (),
+            features=(GRAMMAR,) * self.knows_constraints + (END_DRAIN,) * self.can_end_drain,
         )
 
 
@@ -94,6 +98,7 @@ class Dispatching(RuleBasedStateMachine):
             reencode=self.on_reencode,
             progress=self.progress,
             continues=continues,
+            drain_seconds=DRAIN_SECONDS,
         )
         self.continues = continues
         self.kind = 0
@@ -119,7 +124,7 @@ class Dispatching(RuleBasedStateMachine):
         self.encoding: set[bytes] = set()
         """Requests whose prompts are being encoded again."""
         for number in range(started):
-            self.start(number, 0, "r1", knows_constraints=False)
+            self.start(number, 0, "r1", knows_constraints=False, can_end_drain=True)
 
     # Actions of the dispatcher.
 
@@ -166,12 +171,18 @@ class Dispatching(RuleBasedStateMachine):
         elif failed.code == "queue_full":
             assert not self.given[failed.id] or not self.continues, "an answer that goes on waits for a full queue"
 
-    def on_sent(self, address: str, message: Submit | Abort) -> None:
+    def on_sent(self, address: str, message: Submit | Abort | EndDrain) -> None:
         server = next(one for one in self.servers if one.address == address)
         assert server.up, "sent to a replica that is not there"
         if isinstance(message, Abort):
             del server.requests[message.id]
             server.aborted.add(message.id)
+            return
+        if isinstance(message, EndDrain):
+            assert server.draining and server.can_end_drain
+            assert self.continues and self.dispatcher.requests_wait
+            assert not any(one.up and not one.draining and not one.is_silent for one in self.servers)
+            server.can_end_drain = False
             return
         assert not server.draining and not server.is_silent, "sent to one that gets no new requests"
         assert message.prompt == PROMPTS[server.kind], "token ids of another tokenizer"
@@ -239,13 +250,15 @@ class Dispatching(RuleBasedStateMachine):
         kind=st.sampled_from([0, 0, 1]),
         revision=st.sampled_from(["r1", "r1", "r2"]),
         knows_constraints=st.booleans(),
+        can_end_drain=st.booleans(),
     )
-    def start(self, number: int, kind: int, revision: str, knows_constraints: bool) -> None:
+    def start(self, number: int, kind: int, revision: str, knows_constraints: bool, can_end_drain: bool) -> None:
         """Start a replica, or restart it while its connection stays open."""
         server = self.server(number)
         if server.up:
             self.lose(server)
         server.kind, server.revision, server.knows_constraints = kind, revision, knows_constraints
+        server.can_end_drain = can_end_drain
         server.up, server.draining, server.is_silent, server.aborted = True, False, False, set()
         server.epoch += 1
         self.dispatcher.welcome(server.address, server.welcome())
@@ -267,6 +280,10 @@ class Dispatching(RuleBasedStateMachine):
         server = self.server(number)
         self.lose(server)
         self.dispatcher.lost(server.address, "engine_unavailable", "lost")
+
+    @rule(wait=st.booleans())
+    def new_requests_wait(self, wait: bool) -> None:
+        self.dispatcher.requests_wait = wait
 
     @rule(number=st.integers(0, REPLICAS - 1), draining=st.booleans())
     def status(self, number: int, draining: bool) -> None:
@@ -412,7 +429,7 @@ class Dispatching(RuleBasedStateMachine):
         for number in range(REPLICAS):
             self.die(number)
         self.encode()
-        self.time_passes(RETRY_SECONDS + 1, None)
+        self.time_passes(max(RETRY_SECONDS, DRAIN_SECONDS) + 1, None)
         assert not self.dispatcher._requests
         assert not self.dispatcher._session_ids
         assert self.ends.keys() | self.cancelled == self.given.keys(), "each has one whole answer or one error"

@@ -14,9 +14,9 @@ import pytest
 from minisgl.router import discovery
 from minisgl.router.config import EngineDiscovery, TokenizerConfig
 from minisgl.router.worker import Worker
-from minisgl.wire.messages import Abort, Ack, Failed, Flush, Flushed, FromScheduler, SamplingParams, Submit
+from minisgl.wire.messages import Abort, Ack, EndDrain, Failed, Flush, Flushed, FromScheduler, SamplingParams, Submit
 from minisgl.wire.status import ReplicaView
-from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, Texts, WorkerState
+from minisgl.wire.text import NOT_TAKEN, REQUESTS_WAIT, Accepted, Cancel, RequestsWait, Texts, WorkerState
 from support.cluster.fake_pods import Pod, Pods
 from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
@@ -303,6 +303,27 @@ def test_a_single_draining_replica_finishes_its_requests(cluster: Cluster) -> No
     cluster.wait_until_routable()
     pod.scheduler.send(row(submit.id, 0, TOKENIZER.encode("x").ids[0], "length"))
     assert cluster.frontend.wait_for_end(request)[1].completion_tokens == 1
+
+
+def test_a_drain_ends_early_if_requests_wait_for_the_next_replica(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minisgl.router.drain_ends.END_DRAIN_SECONDS", 0.1)
+    pod = cluster.pods.start(0, cluster.model, accept_only)
+    cluster.start_worker()
+    assert REQUESTS_WAIT in cluster.wait_until_routable(0).features
+    request = cluster.frontend.generate(1)
+    (submit,) = pod.scheduler.wait_for(Submit)
+    pod.scheduler.send(row(submit.id, 0, TOKENIZER.encode("x").ids[0]))
+    pod.drain()
+    cluster.wait_until_routable()
+    cluster.frontend.send(RequestsWait(True))
+    pod.scheduler.wait_for(EndDrain)
+    pod.kill()
+    cluster.pods.start(1, cluster.model, answering("xyz"))
+    _, end = cluster.frontend.wait_for_end(request)
+    assert (end.completion_tokens, end.continued) == (3, 1)
+    assert len(pod.scheduler.received(EndDrain)) == 1
 
 
 def test_a_request_that_kills_engines_is_not_sent_to_a_third_one(cluster: Cluster) -> None:

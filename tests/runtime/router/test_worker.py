@@ -35,9 +35,20 @@ from minisgl.wire.messages import (
     Tokens,
     Welcome,
 )
-from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, ChatMessage, StructuredOutput, TextFailed, Texts, WorkerState
+from minisgl.wire.text import (
+    NOT_TAKEN,
+    Accepted,
+    Cancel,
+    ChatMessage,
+    RequestsWait,
+    StructuredOutput,
+    TextFailed,
+    Texts,
+    WorkerState,
+)
 from support.frontend.fake_frontend import FakeFrontend
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
+from support.frontend.served import eventually
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -272,8 +283,11 @@ def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: W
     stack.wait_until_served()
     requests = [stack.frontend.generate(n) for n in range(3)]
     stack.scheduler.wait_for(Submit, 3)
+    stack.frontend.send(RequestsWait(True))
+    eventually(lambda: worker._router._dispatcher.requests_wait)
     stack.frontend.close()
     assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == set(requests)
+    assert not worker._router._dispatcher.requests_wait
     stack.frontend = FakeFrontend(stack.frontend_address)
     stack.wait_until_served()
 

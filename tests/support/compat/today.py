@@ -44,6 +44,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "to_scheduler": _paths(
             ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words logprob_token_ids"),
             ("submit.thinking.", "start end is_open budget"),
+            ("end_drain", ""),
         ),
         "to_tokenizer": _paths(
             ("generate.", "stream tools structured_output separate_reasoning thinking_budget add_generation_prompt"),
@@ -57,6 +58,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("encode.messages[].", "reasoning custom_role"),
             ("encode.tools.", "definitions choice name parallel"),
             ("check_constraints", " .id .constraints .constraints[].kind .constraints[].value .constraints[].compact"),
+            ("requests_wait", " .waits"),
         ),
         "from_scheduler": _paths(
             ("status.", "attention compiled_after_ready data_types deferred"),
@@ -75,7 +77,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "fetch_status": _paths((".", "needed_bytes free_bytes")),
         "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
-            ("state.", "parked checks_constraints"),
+            ("state.", "parked features"),
             ("checked_constraints", " .id .problems .problems[].code .problems[].message"),
             ("state.status.", "attention compiled_after_ready data_types deferred"),
             ("state.status.data_types[].", "kv_cache weights"),

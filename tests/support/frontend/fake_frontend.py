@@ -10,7 +10,7 @@ import zmq
 
 from minisgl.wire.messages import Flush, SamplingParams
 from minisgl.wire.sockets import Codec, open_socket
-from minisgl.wire.text import Accepted, Cancel, FromTokenizer, Generate, TextFailed, Texts
+from minisgl.wire.text import Accepted, Cancel, FromTokenizer, Generate, RequestsWait, TextFailed, Texts
 from support.frontend.fake_scheduler import WAIT_SECONDS
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -27,7 +27,7 @@ class FakeFrontend:
         self._socket.bind(address)
         self._codec: Codec[FromTokenizer] = Codec(FromTokenizer)
 
-    def send(self, message: Generate | Cancel | Flush) -> None:
+    def send(self, message: Generate | Cancel | Flush | RequestsWait) -> None:
         self._socket.send(self._codec.encode(message))
 
     def generate(self, number: int, prompt: str | None = "Hello", **changes: Any) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from minisgl.wire.messages import (
+    END_DRAIN,
     FINISH_REASONS,
     GRAMMAR,
     WIRE_VERSION,
@@ -104,7 +105,7 @@ class FakeScheduler:
         epoch: tuple[int, int] = (1_700_000_000_000, 1),
         replica: str = "",
         revision: str = "",
-        features: tuple[str, ...] = (GRAMMAR,),
+        features: tuple[str, ...] = (GRAMMAR, END_DRAIN),
         newest_version: int = WIRE_VERSION,
     ) -> None:
         """`newest_version`: later wire versions are refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,9 @@ import zmq
 from minisgl.wire.messages import (
     FINISH_REASONS,
     WIRE_VERSION,
+    Abort,
     Ack,
+    EndDrain,
     Failed,
     FromScheduler,
     Hello,
@@ -32,7 +35,8 @@ class SchedulerClient:
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.connect(address)
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
-        self._numbers = itertools.count(1)
+        # Identifiers of several clients must differ.
+        self._numbers = itertools.count(secrets.randbits(64))
         self.accepted: set[bytes] = set()
         self.tokens: dict[bytes, list[int]] = {}
         self.finish: dict[bytes, str] = {}
@@ -46,6 +50,9 @@ class SchedulerClient:
     def welcome(self) -> Welcome:
         assert self._welcome is not None
         return self._welcome
+
+    def send(self, message: Abort | EndDrain) -> None:
+        self._socket.send(self._codec.encode(message))
 
     def submit(self, prompt: list[int], max_tokens: int) -> bytes:
         request_id = next(self._numbers).to_bytes(16, "big")
@@ -67,6 +74,11 @@ class SchedulerClient:
             assert left > 0, f"did not happen within {seconds} s"
             if self._socket.poll(int(left * 1000) + 1):
                 self._take(self._codec.decode(self._socket.recv()))
+
+    def read_rest(self) -> None:
+        """Read what a scheduler that has ended had sent."""
+        while self._socket.poll(100):
+            self._take(self._codec.decode(self._socket.recv()))
 
     def close(self) -> None:
         self._socket.close(linger=0)
