@@ -126,7 +126,9 @@ def test_a_held_request_gets_the_next_pods_and_no_answer_changes(
             pod.popen.send_signal(signal.SIGTERM)
         eventually(lambda: all(httpx.get(f"{url}/v1/models").status_code == 503 for url in urls))
         # Only one frontend gets a new request.
-        pool = stack.enter_context(ThreadPoolExecutor(1))
+        pool = ThreadPoolExecutor(1)
+        # The frontend ends a request that is still held.
+        stack.callback(pool.shutdown, wait=False)
         held = pool.submit(httpx.post, f"{urls[1]}/v1/completions", json=REQUEST, timeout=QUEUE_SECONDS)
         assert [pod.popen.wait(WAIT_SECONDS) for pod in pods.all] == [0] * count, leader.log.read_text()
         assert not any(stream.is_complete for stream in streams), "no drain ended by itself"
