@@ -35,8 +35,8 @@ def _weights(quantization: Quantization | None, *, experts: bool = False) -> _We
     match None if quantization is None else quantization.format:
         case Int4Groups(group_size=group_size):
             return _Weights(0.5 + _BYTES / group_size, 1.0)
-        case Fp8Channels(per_tensor=per_tensor, static_inputs=static_inputs):
-            return _PLAIN if experts or per_tensor or static_inputs else _FP8
+        case Fp8Channels(has_kernels=has_kernels):
+            return _FP8 if has_kernels and not experts else _PLAIN
         case Fp8Blocks():
             return _FP8
     return _PLAIN

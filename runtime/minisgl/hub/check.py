@@ -124,8 +124,9 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
     if config is None:
         return
     parameters = checkpoint_parameters(config)
-    report.hopper_bytes = checkpoint_parameters(config, keep_quantized=True).num_bytes
-    report.other_bytes = parameters.num_bytes
+    report.hopper_bytes = report.other_bytes = parameters.num_bytes
+    if config.quantization is not None:
+        report.hopper_bytes = checkpoint_parameters(config, keep_quantized=True).num_bytes
     by_code: dict[str, list[Finding]] = {}
     for source in parameters.sources:
         report.num_parameters += math.prod(source.shape)

@@ -73,7 +73,7 @@ def kept_format(
     if isinstance(first, Fp8Channels):
         rows = sum(each.rows.stop - each.rows.start for each in projections)
         whole = rows % BLOCK == 0 and (columns.stop - columns.start) % BLOCK == 0
-        return first if whole and not first.per_tensor and not first.static_inputs else None
+        return first if whole and first.has_kernels else None
     bounds = [in_features, columns.start, columns.stop]
     bounds += [bound for each in projections for bound in (each.out_features, each.rows.start, each.rows.stop)]
     return first if isinstance(first, Fp8Blocks) and all(bound % BLOCK == 0 for bound in bounds) else None

@@ -42,6 +42,11 @@ class Fp8Channels(msgspec.Struct, frozen=True, tag="fp8"):
     while_loading: bool = False
     """The checkpoint is not quantized; its weights are, while they are loaded."""
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels take weights as they are; others are dequantized while they are loaded."""
+        return not self.per_tensor and not self.static_inputs
+
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         if self.while_loading:
             return {"weight": TensorSpec((out_features, in_features))}
