@@ -1,8 +1,9 @@
-"""Products of batches with FP8 weights in blocks: `python benchmarks/fp8_batch.py 14b --rows 64 256`.
+"""Products of batches with FP8 weights: `python benchmarks/fp8_batch.py 14b [--per-channel] --rows 64 256`.
 
-Times are µs of one call in a CUDA graph, with weights that do not stay in the L2 cache: cuBLAS, the kernel for up to 64
-rows (`few`), and the one for more (`batch`, with its share: groups of 64 rows in a tile, whole tiles, parts, parts of a
-tile, blocks of a part). With --splits all shares are timed. `chosen` is what the engine takes.
+Times are µs of one call in a CUDA graph, with weights that do not stay in the L2 cache: `torch` (cuBLAS for blocks;
+`torch fast` leaves sums to the tensor cores), the kernel for up to 64 rows (`few`), and the one for more (`batch`, with
+its share: groups of 64 rows in a tile, whole tiles, parts, parts of a tile, blocks of a part). With --splits all shares
+are timed. `chosen` is what the engine takes. --sums prints the errors of sums of positive numbers instead.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import torch
 from graph_timing import microseconds
 from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, share, shares, takes_batch
 from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
+from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
 from minisgl.kernels.quantize_rows import quantize_rows
 from minisgl.layers.fp8_weight import Fp8Weight
+from minisgl.layers.quantize_channels import quantize_channels
 
 SHAPES = {
     "8b": {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
@@ -30,43 +32,62 @@ IN_PARTS = ("o", "down")
 BANDWIDTH, PEAK, L2_BYTES, CALLS = 4.25e12, 1979e12, 130_000_000, 12
 
 
-def random_weight(outputs: int, inputs: int) -> Fp8Weight:
+def random_weight(outputs: int, inputs: int, per_channel: bool) -> Fp8Weight:
     weight = torch.randn(outputs, inputs, device="cuda") * 0.02
+    if per_channel:
+        return Fp8Weight(*quantize_channels(weight))
     blocks = weight.view(outputs // BLOCK, BLOCK, inputs // BLOCK, BLOCK)
     scales = blocks.abs().amax((1, 3)) / 448
     return Fp8Weight((blocks / scales[:, None, :, None]).view_as(weight).to(torch.float8_e4m3fn), scales)
 
 
-def cublas(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
+def in_torch(x: Fp8Rows, fast: bool, weight: Fp8Weight) -> torch.Tensor:
+    scales = (x.scales.T, weight.scales.T)
     out: torch.Tensor = torch._scaled_mm(
-        x.values, weight.values.T, scale_a=x.scales.T, scale_b=weight.scales.T, out_dtype=torch.bfloat16
+        x.values, weight.values.T, *scales, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
-    return out
+    return out[: x.rows]
 
 
 def in_batch(x: Fp8Rows, work: Share, weight: Fp8Weight) -> torch.Tensor:
     return fp8_batch(x, weight.values, weight.scales, work)
 
 
-def measure(name: str, rows: int, outputs: int, inputs: int, splits: bool) -> float:
+def print_errors(rows: int, outputs: int, inputs: int) -> None:
+    """Print the relative errors of a product of positive numbers, whose sums only grow."""
+    weight = random_weight(outputs, inputs, True)
+    weight = Fp8Weight(weight.values.float().abs().to(torch.float8_e4m3fn), weight.scales)
+    x = quantize_rows(torch.rand(rows, inputs, device="cuda").bfloat16(), per_row=True)
+    exact = dequantize_rows(x).double() @ weight.dequantized().double().T
+    products = {"torch": in_torch(x, False, weight), "torch fast": in_torch(x, True, weight)}
+    products["batch"] = fp8_batch(x, weight.values, weight.scales)
+    for label, product in products.items():
+        error, mean = (product - exact).norm() / exact.norm(), (product / exact).mean()
+        print(f"{rows} rows, {inputs} inputs, {label}: error {error:.4f}, mean ratio {mean:.4f}", flush=True)
+
+
+def measure(name: str, rows: int, outputs: int, inputs: int, splits: bool, per_channel: bool) -> float:
     """Print the times of a product; returns the time of what the engine takes."""
     programs = multiprocessors(torch.device("cuda"))
-    weights = [random_weight(outputs, inputs) for _ in range(min(6, max(2, math.ceil(L2_BYTES / outputs / inputs))))]
-    x = quantize_rows(torch.randn(rows, inputs, device="cuda").bfloat16())
+    count = min(6, max(2, math.ceil(L2_BYTES / outputs / inputs)))
+    weights = [random_weight(outputs, inputs, per_channel) for _ in range(count)]
+    x = quantize_rows(torch.randn(rows, inputs, device="cuda").bfloat16(), per_row=per_channel)
     times: dict[str, float] = {}
 
     def add(label: str, product: Callable[[Fp8Weight], object]) -> None:
         times[label] = microseconds(lambda number: product(weights[number % len(weights)]), CALLS)
 
-    add("cublas", lambda weight: cublas(x, weight))
+    add("torch", partial(in_torch, x, False))
+    if per_channel:
+        add("torch fast", partial(in_torch, x, True))
     tile = fp8_tile(rows, outputs, inputs, in_parts=name in IN_PARTS)
     if tile is not None:
         add("few", lambda weight: fp8_linear(x, weight.values, weight.scales, tile))
     chosen = share(rows, outputs, inputs, programs)
     for work in shares(rows, outputs, inputs, programs) if splits else (chosen,):
         add(f"batch {tuple(work)}", partial(in_batch, x, work))
-    taken = "few" if tile is not None else "cublas"
-    if takes_batch(rows, outputs, inputs, programs):
+    taken = "few" if tile is not None else "torch"
+    if takes_batch(rows, outputs, inputs, programs, per_channel=per_channel):
         taken = f"batch {tuple(chosen)}"
     moved = outputs * inputs + rows * inputs + 2 * rows * outputs
     floor = max(2 * rows * outputs * inputs / PEAK, moved / BANDWIDTH) * 1e6
@@ -82,10 +103,16 @@ def main() -> None:
         "--rows", type=int, nargs="+", default=[16, 64, 65, 96, 128, 160, 192, 256, 512, 1024, 2048, 8192]
     )
     parser.add_argument("--splits", action="store_true", help="time all shares")
+    parser.add_argument("--per-channel", action="store_true", help="a scale per row and output instead of blocks")
+    parser.add_argument("--sums", action="store_true", help="errors of sums of positive numbers")
     args = parser.parse_args()
     print(torch.cuda.get_device_name())
+    shapes = SHAPES[args.model]
     for rows in args.rows:
-        total = sum(measure(name, rows, *shape, args.splits) for name, shape in SHAPES[args.model].items())
+        if args.sums:
+            print_errors(rows, *shapes["down"])
+            continue
+        total = sum(measure(name, rows, *shape, args.splits, args.per_channel) for name, shape in shapes.items())
         print(f"{args.model}, {rows} rows: layer {total:.1f}", flush=True)
 
 

@@ -14,6 +14,7 @@ from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, int4_few_rows
 from minisgl.kernels.int4_tiles import Int4Tile, int4_linear
 from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.layers.int4_weight import Int4Weight, int4_product
+from minisgl.models.config import ModelConfig
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.kernels.decode_kernels import draw, poisoned_outputs
 from support.kernels.sizes import sized
@@ -125,14 +126,30 @@ def test_a_product_of_any_size_and_number_of_rows(outputs: int, inputs: int, row
 
 
 @pytest.mark.parametrize("name", ["int4", "int4-zeros", "awq", "gptq"])
-@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe"])
 def test_logits_are_close_to_those_of_the_same_weights_in_float32(arch: str, name: str, tmp_path: Path) -> None:
+    """Checkpoints of AWQ and GPTQ usually say float16, for which there are no kernels."""
     checkpoint = write_tiny_checkpoint(
-        tmp_path, arch, hidden=256, intermediate=512, heads=4, kv_heads=2, head_dim=64, quantization=name
+        tmp_path,
+        arch,
+        hidden=256,
+        intermediate=512,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        expert_intermediate=256,
+        dtype="float16" if name in ("awq", "gptq") else "bfloat16",
+        quantization=name,
     )
-    model = load(checkpoint, dtype=torch.bfloat16, device="cuda")
-    assert isinstance(model.layers[0].attention.qkv.weight, Int4Weight)
+    dtype = getattr(torch, ModelConfig.read(checkpoint).dtype_on("cuda"))
+    model = load(checkpoint, dtype=dtype, device="cuda")
+    assert set(model.parameters.weights_by_type) == {"int4"}
     sequences = [[int(token) for token in torch.randint(3, 500, (length,))] for length in (1, 7, 90, 300)]
     expected = all_logits(load(checkpoint), sequences)
     ours = all_logits(model, sequences).float().cpu()
-    assert (ours - expected).norm() < 0.02 * expected.norm()
+    error, size = (ours - expected).norm(dim=1), expected.norm(dim=1)
+    # In 16 bits a token near a tie of two experts may select the other one.
+    near = error < 0.1 * size if arch == "qwen3-moe" else torch.ones(len(size), dtype=torch.bool)
+    print(f"{arch}, {name}: {float(error[near].norm() / size[near].norm()):.4f}, others {int((~near).sum())}")
+    assert near.sum() >= 0.98 * len(near)
+    assert error[near].norm() < 0.02 * size[near].norm()

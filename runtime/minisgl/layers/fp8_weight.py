@@ -73,22 +73,20 @@ def fp8_product(
     from minisgl.kernels.fp8_batch_gluon import fp8_batch, multiprocessors, takes_batch
     from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
 
-    # Few checkpoints have a bias, and a variant of the kernel would take part of each start.
-    blocks = bias is None and not weight.per_channel
-    if blocks and takes_batch(rows.rows, *weight.shape, multiprocessors(weight.values.device)):
-        return fp8_batch(rows, weight.values, weight.scales)
+    programs = multiprocessors(weight.values.device)
+    if takes_batch(rows.rows, *weight.shape, programs, per_channel=weight.per_channel):
+        out = fp8_batch(rows, weight.values, weight.scales)
+        return out if bias is None else out + bias
     tile = fp8_tile(rows.rows, *weight.shape, in_parts=in_parts and bias is None)
     if tile is not None:
         return fp8_linear(rows, weight.values, weight.scales, tile, bias)
-    if weight.per_channel:
-        values, scales = rows.values[: rows.rows], rows.scales[:, : rows.rows]
-    else:
-        # Blocks need aligned columns of scales.
-        values, scales = rows.values, rows.scales
-    out: torch.Tensor = torch._scaled_mm(
-        values,
+    # Padded rows: columns of scales of blocks must be aligned. Per channel the tensor cores add up all products, as in
+    # other engines. They keep 14 bits of the largest number: with weights of both signs 17,408 inputs give an error of
+    # 0.4 % (0.2 in bfloat16), but with positive numbers alone a quarter would be lost.
+    out = torch._scaled_mm(
+        rows.values,
         weight.values.T,
-        scale_a=scales.T,
+        scale_a=rows.scales.T,
         scale_b=weight.scales.T,
         out_dtype=torch.bfloat16,
         use_fast_accum=weight.per_channel,

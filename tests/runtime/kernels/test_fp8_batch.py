@@ -48,8 +48,9 @@ def test_each_block_of_each_tile_is_multiplied_once(rows: int, outputs: int, blo
 
 
 def test_it_takes_the_products_for_which_it_is_faster() -> None:
-    def taken(rows: int) -> set[str]:
-        return {name for name, shape in QWEN3_14B.items() if takes_batch(rows, *shape, PROGRAMS)}
+    def taken(rows: int, *, per_channel: bool = False) -> set[str]:
+        products = QWEN3_14B.items()
+        return {name for name, shape in products if takes_batch(rows, *shape, PROGRAMS, per_channel=per_channel)}
 
     assert taken(8) == set()
     assert taken(64) == {"gate_up"}
@@ -58,21 +59,27 @@ def test_it_takes_the_products_for_which_it_is_faster() -> None:
     assert taken(256) == set()
     assert taken(512) == {"o", "down"}
     assert taken(8192) == set()
+    assert taken(64, per_channel=True) == {"gate_up"}
+    assert taken(65, per_channel=True) == taken(128, per_channel=True) == {"o", "down"}
+    assert taken(129, per_channel=True) == taken(192, per_channel=True) == {"gate_up", "down"}
+    assert taken(256, per_channel=True) == taken(8192, per_channel=True) == set()
 
 
 def test_cublas_gets_no_scales_that_are_not_aligned() -> None:
     assert takes_batch(256, 7168, 5120 + 128, PROGRAMS)
 
 
+@pytest.mark.parametrize("quantization", ["fp8-block", "fp8"])
 @pytest.mark.parametrize(("model", "ranks"), [("qwen3-14b", 1), ("qwen3-8b", 4), ("qwen3-0.6b", 1)])
-def test_the_warm_up_launches_what_any_number_of_rows_needs(model: str, ranks: int) -> None:
+def test_the_warm_up_launches_what_any_number_of_rows_needs(model: str, ranks: int, quantization: str) -> None:
     """Else a kernel would be compiled while requests wait."""
-    config = ModelConfig.parse({**BUILTIN_CONFIGS[model], "num_hidden_layers": 2}, quantization="fp8-block")
+    config = ModelConfig.parse({**BUILTIN_CONFIGS[model], "num_hidden_layers": 2}, quantization=quantization)
     launches = Launches()
     with launches.recorded(Architecture.parse("9.0a")):
         rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
     launched = [name for name, _ in launches.keys if name.endswith("_fp8_batch")]
-    assert len(launched) == len(_needed(config, ranks, (*range(2, 300), *range(300, 8193, 64))))
+    needed = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)), per_channel=quantization == "fp8")
+    assert len(launched) == len(needed)
 
 
 def test_memory_of_a_recording_is_not_kept() -> None:
@@ -85,13 +92,14 @@ def test_memory_of_a_recording_is_not_kept() -> None:
 
 @pytest.mark.parametrize("model", ["qwen3-14b", "qwen3-8b", "qwen3-32b", "llama-3.1-8b", "qwen3-0.6b"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_the_warm_ups_sizes_need_all_kernels_that_others_do(model: str, ranks: int) -> None:
-    config = ModelConfig.parse(BUILTIN_CONFIGS[model], quantization="fp8-block")
-    every = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)))
-    assert _needed(config, ranks, _TOKENS) == every
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_the_warm_ups_sizes_need_all_kernels_that_others_do(model: str, ranks: int, per_channel: bool) -> None:
+    config = ModelConfig.parse(BUILTIN_CONFIGS[model], quantization="fp8" if per_channel else "fp8-block")
+    every = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)), per_channel=per_channel)
+    assert _needed(config, ranks, _TOKENS, per_channel=per_channel) == every
 
 
-def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int]) -> set[int]:
+def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int], *, per_channel: bool) -> set[int]:
     """Groups of 64 rows in the tiles of a model's products, which select a variant of the kernel."""
     inner, heads = config.intermediate_size // ranks, config.num_heads * config.head_dim // ranks
     shapes = [
@@ -100,32 +108,37 @@ def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int]) -> set[int]:
         (heads + 2 * config.num_kv_heads * config.head_dim // ranks, config.hidden_size),
         (config.hidden_size, heads),
     ]
-    # Blocks of 128 may not be cut: ranks then have weights of 16 bits.
+    # Ranks have weights of 16 bits where they would have a part of 128 inputs or outputs.
     shapes = [shape for shape in shapes if shape[0] % 128 == 0 and shape[1] % 128 == 0]
     return {
-        share(rows, *shape, PROGRAMS).tall for rows in sizes for shape in shapes if takes_batch(rows, *shape, PROGRAMS)
+        share(rows, *shape, PROGRAMS).tall
+        for rows in sizes
+        for shape in shapes
+        if takes_batch(rows, *shape, PROGRAMS, per_channel=per_channel)
     }
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("tall", [1, 2, 3])
-def test_the_kernel_compiles_for_hopper(tall: int) -> None:
+def test_the_kernel_compiles_for_hopper(tall: int, channels: bool) -> None:
     types = {
         "x": map_type("fp8e4nv", 64, 128),
         "w": map_type("fp8e4nv", 128, 128),
         "x_scales": map_type("fp32", 1, 64, swizzle=0),
         "out_tiles": map_type("bf16", 64, 128),
+        "x_scale": "*fp32",
         "w_scales": "*fp32",
         "out": "*bf16",
         "sums": "*fp32",
         "counters": "*i32",
     }
-    constants = {"TALL": tall, "STAGES": _STAGES[tall], "PDL": True}
+    constants = {"TALL": tall, "STAGES": _STAGES[tall], "CHANNELS": channels, "PDL": True}
     kernel = compiled(
         _fp8_batch,
         types,
         constants,
         default="i32",
-        aligned=("w_scales", "out", "sums", "counters", "inputs", "outputs"),
+        aligned=("x_scale", "w_scales", "out", "sums", "counters", "inputs", "outputs"),
         options={"num_warps": 4, "maxnreg": _REGISTERS[tall]},
     )
     assert kernel.asm["cubin"]
