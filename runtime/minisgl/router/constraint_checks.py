@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,11 +11,15 @@ from typing import Final
 
 from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.validate import validate
-from minisgl.wire.text import CheckConstraints, CheckedConstraints, ConstraintProblem
+from minisgl.wire.text import CheckConstraints, CheckedConstraints, ConstraintProblem, TextFailed
+
+logger = logging.getLogger(__name__)
 
 _THREADS: Final = 2
 _SECONDS: Final = 1.0
 """For all constraints of a request."""
+_MOST_CHARACTERS: Final = 1000
+"""Of a problem, which may quote what the client has sent. The frontend keeps thousands of them."""
 
 
 class ConstraintChecks:
@@ -24,19 +29,26 @@ class ConstraintChecks:
         """`wake` is called when there is an answer."""
         self._wake = wake
         self._threads = ThreadPoolExecutor(_THREADS, "constraint")
-        self._answers: deque[CheckedConstraints] = deque()
+        self._answers: deque[CheckedConstraints | TextFailed] = deque()
 
     def begin(self, question: CheckConstraints) -> None:
         self._threads.submit(self._check, question)
 
-    def take_answers(self) -> list[CheckedConstraints]:
+    def take_answers(self) -> list[CheckedConstraints | TextFailed]:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _check(self, question: CheckConstraints) -> None:
-        self._answers.append(CheckedConstraints(id=question.id, problems=tuple(_problems(question))))
+        answer: CheckedConstraints | TextFailed
+        try:
+            answer = CheckedConstraints(id=question.id, problems=tuple(_problems(question)))
+        except BaseException:  # a panic of the library is no Exception
+            logger.exception("a constraint could not be checked")
+            message = "the constraint could not be checked; report it with the log of the tokenizer worker"
+            answer = TextFailed(id=question.id, code="internal_error", message=message)
+        self._answers.append(answer)
         self._wake()
 
 
@@ -50,6 +62,6 @@ def _problems(question: CheckConstraints) -> list[ConstraintProblem | None]:
             if time.monotonic() > until:
                 raise GrammarError("grammar_too_complex", "the constraint takes too long to check; simplify it")
         except GrammarError as error:
-            return [*problems, ConstraintProblem(error.code, error.message)]
+            return [*problems, ConstraintProblem(error.code, error.message[:_MOST_CHARACTERS])]
         problems.append(None)
     return problems

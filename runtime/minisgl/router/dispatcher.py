@@ -89,7 +89,8 @@ class _Request:
     expires_at: float | None = None
     """End of its wait, counted from when no replica could take it; None: one has taken it."""
     wait_seconds: float | None = None
-    """Longest wait, if its replica drained when it was lost; None: the queue timeout."""
+    """Longest wait: the rest of the drain of the replica that was lost with it; None: the queue timeout, or it has not
+    begun to wait."""
 
     def fits(self, replica: Replica) -> bool:
         """Return whether a replica understands all of the request."""
@@ -143,7 +144,7 @@ class Dispatcher:
         self.requests_wait = False
         """Requests wait for a replica that have not been submitted yet, or are parked, and one shall come for them; set
         by the caller."""
-        self._drain_ends = DrainEnds(max(queue_seconds, drain_seconds))
+        self._drain_ends = DrainEnds(queue_seconds, drain_seconds)
         self._drain_seconds = drain_seconds
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
@@ -220,7 +221,8 @@ class Dispatcher:
             elif counts and request.losses >= MAX_ENGINE_LOSSES:
                 self._fail(request, code, f"{message}; it was the second engine to be lost with this request")
             else:
-                request.wait_seconds = wait_seconds
+                if request.expires_at is None:
+                    request.wait_seconds = wait_seconds
                 self._resubmit(request)
 
     def submit(self, submit: Submit) -> None:
@@ -308,8 +310,8 @@ class Dispatcher:
             if request.deadline is not None and request.deadline <= self.replicas.now:
                 self._fail(request, "deadline_exceeded", "the request's deadline passed before an engine could take it")
             elif request.expires_at is not None and self.replicas.now >= request.expires_at:
-                seconds = round(request.wait_seconds or self._queue_seconds, 1)
-                self._fail(request, UNAVAILABLE, f"no engine could take the request for {seconds:g} s")
+                seconds = round(request.wait_seconds or 0.0, 1)
+                self._fail(request, UNAVAILABLE, f"no engine could take the request for {seconds:g} s; retry")
         for request in self._refused.values():
             request.refused_by.clear()
         self.dispatch_parked()
@@ -357,7 +359,8 @@ class Dispatcher:
             else:
                 request.refused_by.clear()
             if request.expires_at is None:
-                request.expires_at = self.replicas.now + (request.wait_seconds or self._queue_seconds)
+                request.wait_seconds = request.wait_seconds or self._queue_seconds
+                request.expires_at = self.replicas.now + request.wait_seconds
             self._parked[request.id] = request
 
     def _begin_again(self, request: _Request) -> None:

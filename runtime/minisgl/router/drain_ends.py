@@ -21,11 +21,15 @@ image."""
 class DrainEnds:
     """Decides with each tick. One drain ends at a time, so that no more answers pause than necessary."""
 
-    def __init__(self, wait_seconds: float) -> None:
-        """`wait_seconds`: time for which answers may wait for another replica."""
-        self._longest_start = wait_seconds * MAX_START_SHARE
+    def __init__(self, queue_seconds: float, drain_seconds: float) -> None:
+        """Answers of a replica may wait for the rest of its drain, which takes at most `drain_seconds`, and at least
+        for `queue_seconds`."""
+        self._queue_seconds = queue_seconds
+        self._drain_seconds = drain_seconds
         self._since: float | None = None
         """Time since which requests wait in vain, or of the end of a drain after that; None: they do not."""
+        self._draining: set[str] = set()
+        """Addresses of the replicas that drained at the last tick."""
 
     def next_replica(self, replicas: Replicas, *, requests_wait: bool) -> Replica | None:
         """Return the replica that ends its drain now: the one with the fewest requests. The next one follows when
@@ -33,15 +37,23 @@ class DrainEnds:
 
         A replica that serves needs none of that, even if its tokenizer files are still being loaded. Nor does one end
         whose start takes so long that its answers would fail meanwhile."""
+        draining = {each.address for each in replicas if each.draining}
+        # Another worker has ended the drain, or it is over: its successor comes.
+        one_has_gone = not self._draining <= draining
+        self._draining = draining
         if not requests_wait or replicas.accepting:
             self._since = None
             return None
-        if self._since is None:
+        if self._since is None or one_has_gone:
             self._since = replicas.now
         if replicas.now - self._since < END_DRAIN_SECONDS:
             return None
-        able = [each for each in replicas if each.can_end_drain and each.start_seconds <= self._longest_start]
+        able = [each for each in replicas if each.can_end_drain and self._starts_in_time(each, replicas.now)]
         if not able:
             return None
         self._since = replicas.now
         return min(able, key=lambda replica: (replica.load, replica.name))
+
+    def _starts_in_time(self, replica: Replica, now: float) -> bool:
+        left = self._drain_seconds if replica.drains_since is None else replica.drains_since + self._drain_seconds - now
+        return replica.start_seconds <= max(self._queue_seconds, left) * MAX_START_SHARE

@@ -263,7 +263,7 @@ class Session:
                 scored = request.echo.scored(message.start, message.logprobs)
                 self._to_frontend.append(_text_of(message.id, "", scored))
         except ValidationError as error:
-            self._abort_failed(message.id, "engine_error", f"the engine sent invalid log-probabilities: {error}")
+            self._abort_failed(message.id, "engine_error", f"the engine sent invalid log-probabilities: {error}; retry")
 
     def failed(self, failed: Failed) -> None:
         if failed.id in self._requests:
@@ -293,7 +293,7 @@ class Session:
                     problem = f"token {request.tokens} of the answer never arrived"
                     self._abort_failed(request_id, "tokens_lost", problem)
                 elif code != _NOT_FINISHED:
-                    problem = f"the engine ended the answer with token {index} again"
+                    problem = f"the engine ended the answer with token {index} again; retry"
                     self._abort_failed(request_id, "engine_error", problem)
                 continue
             if not index:
@@ -328,7 +328,7 @@ class Session:
                 output = answer.push(token, request.tokens, reason, tokens.logprobs.get(row))
             except ValidationError as error:
                 # The texts of the rows before this one are in `step` alone, and must reach their clients.
-                problem = f"the engine sent invalid log-probabilities: {error}"
+                problem = f"the engine sent invalid log-probabilities: {error}; retry"
                 self._abort_failed(request_id, "engine_error", problem)
                 continue
             if step.add(request_id, output, request.tokens):

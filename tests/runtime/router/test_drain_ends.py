@@ -48,8 +48,8 @@ def replicas(**statuses: Status) -> Replicas:
 class Ends:
     """Names of the replicas that end their drains."""
 
-    def __init__(self, known: Replicas, wait_seconds: float = QUEUE_SECONDS) -> None:
-        self._ends = DrainEnds(wait_seconds)
+    def __init__(self, known: Replicas, drain_seconds: float = 0.0) -> None:
+        self._ends = DrainEnds(QUEUE_SECONDS, drain_seconds)
         self._replicas = known
 
     def after(self, seconds: float, requests_wait: bool = True) -> str:
@@ -121,8 +121,25 @@ def test_of_two_drains_the_one_with_fewer_requests_ends_first() -> None:
 @pytest.mark.parametrize(("start", "is_told"), [(29.0, True), (31.0, False)])
 def test_a_drain_does_not_end_if_the_next_start_takes_too_long_for_its_answers(start: float, is_told: bool) -> None:
     phases = {"imports": 10.0, "load": start - 10.0}
-    ends = Ends(replicas(a=msgspec.structs.replace(DRAINING, start_seconds=phases)), wait_seconds=60.0)
+    ends = Ends(replicas(a=msgspec.structs.replace(DRAINING, start_seconds=phases)))
     assert any(ends.after(SHORT) for _ in range(6)) == is_told
+
+
+@pytest.mark.parametrize(("start", "is_told"), [(50.0, True), (70.0, False)])
+def test_the_time_for_a_start_is_that_which_is_left_of_the_drain(start: float, is_told: bool) -> None:
+    ends = Ends(replicas(a=msgspec.structs.replace(DRAINING, start_seconds={"load": start})), DRAIN_SECONDS)
+    assert ends.after(DRAIN_SECONDS - 135, requests_wait=False) == ""
+    # 120 to 130 s are left.
+    assert any(ends.after(SHORT) for _ in range(6)) == is_told
+
+
+def test_the_next_drain_does_not_end_while_the_successor_of_one_comes() -> None:
+    """Another worker has ended that of `a`."""
+    known = replicas(a=DRAINING, b=DRAINING)
+    ends = Ends(known)
+    assert [ends.after(SHORT) for _ in range(2)] == ["", ""]
+    known.lost("a", "lost")
+    assert [ends.after(SHORT) for _ in range(3)] == ["", "", "b"]
 
 
 class Model:
@@ -207,12 +224,12 @@ def test_requests_of_a_drain_that_ended_early_wait_for_the_rest_of_it() -> None:
     new = model.submit(2)
     model.pass_time(QUEUE_SECONDS + 1)
     assert [(failed.id, failed.message) for failed in model.given if isinstance(failed, Failed)] == [
-        (new, "no engine could take the request for 60 s")
+        (new, "no engine could take the request for 60 s; retry")
     ]
     model.pass_time(DRAIN_SECONDS - 20 - QUEUE_SECONDS - 3)
     assert len(model.failures()) == 1
     model.pass_time(4)
-    assert model.failures()[1:] == ["no engine could take the request for 280 s"]
+    assert model.failures()[1:] == ["no engine could take the request for 280 s; retry"]
 
 
 def test_requests_of_a_whole_drain_wait_for_the_queue_timeout() -> None:
@@ -222,4 +239,4 @@ def test_requests_of_a_whole_drain_wait_for_the_queue_timeout() -> None:
     model.pass_time(QUEUE_SECONDS - 1)
     assert not model.failures()
     model.pass_time(2)
-    assert model.failures() == ["no engine could take the request for 60 s"]
+    assert model.failures() == ["no engine could take the request for 60 s; retry"]

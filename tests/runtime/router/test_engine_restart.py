@@ -289,7 +289,7 @@ def test_a_wait_ends_at_the_queue_timeout() -> None:
     machine.accept(0)
     machine.kill_engine()
     machine.pass_time(QUEUE_SECONDS)
-    assert failure(machine, request_id) == ("engine_unavailable", "no engine could take the request for 60 s")
+    assert failure(machine, request_id) == ("engine_unavailable", "no engine could take the request for 60 s; retry")
     machine.start_engine(2)
     assert machine.at_engine == []
     assert not machine.session

@@ -253,7 +253,7 @@ def test_a_request_waits_no_longer_than_the_queue_timeout(cluster: Cluster) -> N
     cluster.frontend.wait_for(Accepted)
     pod.kill_engine()
     _, failed = cluster.frontend.wait_for_end(request)
-    assert (failed.code, failed.message) == ("engine_unavailable", "no engine could take the request for 0.2 s")
+    assert (failed.code, failed.message) == ("engine_unavailable", "no engine could take the request for 0.2 s; retry")
 
 
 @pytest.mark.parametrize("code", ["queue_full", "draining"])

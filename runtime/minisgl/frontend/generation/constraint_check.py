@@ -42,7 +42,7 @@ class ConstraintCheck:
             self._known.move_to_end(key)
         new = [check for check in checks if check.key not in problems]
         if new:
-            with self._tokenizers.requests.admission.checking():
+            with self._tokenizers.requests.admission.checking(was_held=was_held):
                 constraints = [check.constraint for check in new]
                 found = await self._tokenizers.check_constraints(constraints, was_held=was_held)
             problems |= self._remember(new, found)

@@ -133,7 +133,7 @@ class GenerationEndpoint:
             self._tokenizers.requests.held.release(held)
             if isinstance(error, TimeoutError):
                 reason = self._tokenizers.unavailable_reason() or "other requests are before it"
-                message = f"no engine could take the request for {seconds:g} s: {reason}"
+                message = f"no engine could take the request for {seconds:g} s: {reason}; retry"
                 raise ApiError.from_code(ENGINE_UNAVAILABLE, message) from None
             raise
         finally:

@@ -50,9 +50,9 @@ class Admission:
             del self._in_flight_by_key[key_name]
 
     @contextmanager
-    def checking(self) -> Iterator[None]:
-        """Count a request while its constraints are checked. Raises ApiError."""
-        if self._checking >= self._limits.checking:
+    def checking(self, *, was_held: bool = False) -> Iterator[None]:
+        """Count a request while its constraints are checked. One that was held is not rejected. Raises ApiError."""
+        if self._checking >= self._limits.checking and not was_held:
             raise self._reject("constraints", "queue_full", f"{self._checking} constraints wait for a check")
         self._checking += 1
         try:

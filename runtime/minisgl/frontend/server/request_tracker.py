@@ -119,6 +119,10 @@ class RequestTracker:
         choice.stream.last_progress_at = now
         choice.stream.mark_continued()
 
+    def wait_anew(self, choice: Choice, now: float) -> None:
+        """An engine has come for an answer that had none. It has as much time for its next token as for a first one."""
+        choice.stream.last_progress_at = now
+
     def count_tokens(self, choice: Choice, tokens: int, now: float) -> None:
         """The choice has `tokens` in all now; 0: only the echoed prompt has arrived."""
         if not tokens:

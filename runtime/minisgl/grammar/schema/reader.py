@@ -10,6 +10,7 @@ from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.schema.errors import Path, pointer, too_complex, unsupported
 from minisgl.grammar.schema.formats import LIBRARY, PATTERNS, UNSUPPORTED
 from minisgl.grammar.schema.limits import (
+    EXACT_INTEGER,
     MAX_DEPTH,
     MAX_ENUM,
     MAX_LENGTH,
@@ -102,7 +103,7 @@ class Reader:
         for keyword in schema:
             self._attempt(self._keyword, schema, (*path, keyword), depth, result)
         self._attempt(_finish_format, schema, result, path)
-        _finish_numbers(result)
+        self._attempt(_finish_numbers, result, path)
         self._attempt(_finish_object, schema, result, path)
         return result
 
@@ -366,7 +367,7 @@ def _finish_format(schema: dict[str, Any], result: dict[str, Any], path: Path) -
         result["pattern"] = PATTERNS[format]
 
 
-def _finish_numbers(result: dict[str, Any]) -> None:
+def _finish_numbers(result: dict[str, Any], path: Path) -> None:
     """Make bounds exact, and inclusive where the library would take them for inclusive."""
     lows = [name for name in ("minimum", "exclusiveMinimum") if name in result]
     highs = [name for name in ("maximum", "exclusiveMaximum") if name in result]
@@ -378,6 +379,8 @@ def _finish_numbers(result: dict[str, Any]) -> None:
     high = min((result[name] for name in highs), default=None)
     if low is None or high is None or high - low >= 1 or result.get("type") == "integer":
         return
+    if max(abs(low), abs(high)) > EXACT_INTEGER:
+        raise unsupported(path, "bounds beyond 2**53 that are less than 1 apart are not supported")
     if result.get("exclusiveMinimum") == low >= 0 and float(low).is_integer():
         result["minimum"] = inside(result.pop("exclusiveMinimum"), upwards=True)
     if result.get("exclusiveMaximum") == high <= 0 and float(high).is_integer():

@@ -32,6 +32,9 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 OLD_TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a>"]}
+HUGE = 17976931348623157 * 10**292
+"""It is a double, but not when its first 15 digits are rounded up."""
+HUGE_BOUNDS = {"exclusiveMinimum": HUGE, "maximum": HUGE}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 SHARED = [
@@ -184,6 +187,7 @@ def test_unknown_fields_in_a_constraint_are_reported() -> None:
         ("chat", {"regex": "(?=a)"}, "regex", "invalid_grammar", "look"),
         ("chat", {"guided_json": "{"}, "guided_json", "invalid_grammar", "JSON"),
         ("chat", {"guided_json": {"not": {}}}, "guided_json", "unsupported_schema", "not"),
+        ("chat", {"guided_json": HUGE_BOUNDS}, "guided_json", "unsupported_schema", "2**53"),
         ("completion", {"ebnf": "root ::= a"}, "ebnf", "invalid_grammar", "a"),
         ("completion", {"structural_tag": "{}"}, "structural_tag", "invalid_grammar", "format"),
         ("chat", {"json_schema": {"not": {}}}, "json_schema", "unsupported_schema", "not"),
@@ -265,6 +269,35 @@ def test_checks_that_were_not_needed_for_longest_are_forgotten(
     for regex in ("a", "b", "a", "c", "a", "b"):
         assert stack.http.post("/v1/completions", json={"prompt": "Hi", "regex": regex}).status_code == 200
     assert checked == ["a", "b", "c", "b"]
+
+
+class Panic(BaseException):
+    """As one of a library in Rust."""
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), Panic("unwrap on none")])
+def test_a_check_that_breaks_fails_its_request_alone(
+    make_stack: Callable[..., FrontendStack], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def check(constraint: StructuredOutput) -> None:
+        if constraint.value == "b":
+            raise error
+
+    monkeypatch.setattr(constraint_checks, "validate", check)
+    stack = make_stack(limits=RequestLimits(checking=1))
+    stack.scheduler.answer = answer_with([-EOS])
+    for regex, status in (("b", 500), ("b", 500), ("a", 200)):
+        response = stack.http.post("/v1/completions", json={"prompt": "Hi", "regex": regex})
+        assert response.status_code == status
+        assert status == 200 or response.json()["error"]["code"] == "internal_error"
+
+
+def test_a_problem_is_not_as_long_as_its_constraint(stack: FrontendStack) -> None:
+    structure = {"begin": "x" * 100_000, "schema": {}, "end": "y"}
+    tag = {"type": "structural_tag", "structures": [structure], "triggers": ["<a>"]}
+    response = stack.http.post("/v1/chat/completions", json=CHAT | {"response_format": tag})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_grammar")
+    assert len(response.content) < 2000
 
 
 def test_the_frontend_loads_no_library_of_grammars() -> None:

@@ -275,6 +275,19 @@ async def test_an_answer_that_may_go_on_elsewhere_is_given_the_time_for_it() -> 
     assert watched.code_at(35.1) == "engine_stalled"
 
 
+async def test_an_answer_gets_as_much_time_again_when_an_engine_comes() -> None:
+    """It may have waited for longer, for the rest of a drain."""
+    watched = Watched(stall_seconds=10, queue_seconds=20)
+    watched.stream.phase = "generating"
+    watched.requests.update_engine(None, None, 1.0)
+    assert watched.code_at(200.0) == ""
+    watched.requests.wait_anew(watched.stream.choices[0], 200.0)
+    watched.requests.update_engine(None, status(steps=1, waiting=1), 200.0)
+    assert watched.code_at(229.9) == ""
+    watched.requests.update_engine(None, status(steps=2, waiting=1), 230.0)
+    assert watched.code_at(230.1) == "engine_stalled"
+
+
 async def test_a_request_without_a_token_outlives_a_stalled_engine() -> None:
     watched = Watched(stall_seconds=10)
     watched.requests.update_engine(None, status(steps=1), 1.0)
