@@ -96,16 +96,17 @@ class Control:
 
 def main() -> int:
     name, descriptor, launcher = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    preload = sys.argv[4:]
     _die_with(launcher)
-    _set_title(f"minisgl-{name}")
+    # A standby has its name once it can take over.
+    _set_title(f"importing-{name}" if preload else f"minisgl-{name}")
     # The launcher handles Ctrl-C in a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The launcher asks a hung process for its stacks. The handler needs no interpreter lock.
     faulthandler.register(control.STACKS_SIGNAL)
     channel = Control(socket.socket(fileno=descriptor))
-    if sys.argv[4:]:
-        _set_title(f"importing-{name}")
-        _import_nicely(sys.argv[4:])
+    if preload:
+        _import_nicely(preload)
         _set_title(f"minisgl-{name}")
         channel.progress(control.IMPORTED)
     start = channel.receive_start()
