@@ -40,6 +40,7 @@ from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
 from minisgl.kernels.stored_kv import FP8, KVScales
+from minisgl.layers.parameters import Parameters
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.kv_scales import read_kv_scales
@@ -166,6 +167,8 @@ class _EngineBuilder:
             weights=weights, kv_cache="fp8_e4m3" if shape.stored_dtype == FP8 else model.parameters.dtype_name
         )
         logger.info("weights in %s, KV cache in %s", data_types.weights, data_types.kv_cache)
+        if config.rank == 0:
+            _warn_of_dequantized(model.parameters, config)
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
@@ -384,6 +387,19 @@ def _device(config: EngineConfig) -> torch.device:
         )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def _warn_of_dequantized(parameters: Parameters, config: EngineConfig) -> None:
+    """Say which weights take 16 bits or more although they are quantized. On CPUs all do."""
+    if not parameters.num_dequantized or (config.device == "cpu" and config.quantization is None):
+        return
+    reason = "they need a Hopper GPU and --dtype bfloat16"
+    if parameters.keeps_quantized:
+        reason = f"there are no kernels for them, or the shards of --tp {config.tensor_parallel} cut their blocks"
+    logger.warning(
+        "%.0f %% of the weights of linear layers are kept in %s although they are quantized: %s (docs/models.md)",
+        *(100 * parameters.num_dequantized / parameters.weights_by_type.total(), parameters.dtype_name, reason),
+    )
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:

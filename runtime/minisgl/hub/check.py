@@ -126,7 +126,9 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
     parameters = checkpoint_parameters(config)
     report.hopper_bytes = report.other_bytes = parameters.num_bytes
     if config.quantization is not None:
-        report.hopper_bytes = checkpoint_parameters(config, keep_quantized=True).num_bytes
+        kept = checkpoint_parameters(config, keep_quantized=True)
+        report.hopper_bytes = kept.num_bytes
+        _check_shards(config, kept.num_dequantized, report)
     by_code: dict[str, list[Finding]] = {}
     for source in parameters.sources:
         report.num_parameters += math.prod(source.shape)
@@ -154,6 +156,21 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         read_kv_scales(folder, config.num_layers)
     except ModelError as error:
         report.notes.append(Finding(error.code, f"with --kv-cache-dtype fp8 it cannot be served: {error}"))
+
+
+def _check_shards(config: ModelConfig, dequantized: int, report: CheckpointReport) -> None:
+    """Note the numbers of ranks that have more weights in 16 bits than one rank, which has `dequantized`."""
+    from minisgl.models.decoder import checkpoint_parameters
+
+    shares = []
+    for ranks in report.tensor_parallel_sizes:
+        parameters = checkpoint_parameters(config, keep_quantized=True, ranks=ranks)
+        if parameters.num_dequantized * ranks > dequantized:
+            share = parameters.num_dequantized / parameters.weights_by_type.total()
+            shares.append(f"{share:.0%} with --tp {ranks}")
+    if shares:
+        message = f"on Hopper GPUs some shards cut blocks of quantized weights and take 16 bits: {', '.join(shares)}"
+        report.notes.append(Finding("shards_dequantized", message))
 
 
 def _check_tokenizer(folder: Path, report: CheckpointReport) -> None:

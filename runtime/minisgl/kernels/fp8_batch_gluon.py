@@ -398,6 +398,7 @@ def fp8_batch(x: Fp8Rows, weight: torch.Tensor, scales: torch.Tensor, work: Shar
     tall = work.tall
     per_channel = len(scales) == outputs
     assert inputs % BLOCK == 0 and outputs % (BLOCK * (2 if tall == 1 else 1)) == 0
+    assert per_channel or len(scales) * BLOCK == outputs
     assert x.per_row == per_channel or inputs == BLOCK
     # Kernels are also recorded with tensors that have no memory.
     sums, counters = (_new_room if isinstance(weight, FakeTensor) else _room)(device, programs)

@@ -74,6 +74,9 @@ class Parameters:
         self.weights_by_type: Counter[str] = Counter()
         """Number of weights of linear layers and experts, by the type in which they are kept: `fp8-block`,
         `fp8-channel`, `int4` or the name of the model's dtype."""
+        self.num_dequantized = 0
+        """Number of these weights that are quantized, or shall be while they are loaded, and are kept in the model's
+        dtype."""
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a parameter, of the model's dtype by default. The caller adds the sources that fill all of it."""
@@ -100,7 +103,10 @@ class Parameters:
     def add_weight(self, layer: str, shape: tuple[int, int], into: torch.Tensor, *take: slice) -> None:
         """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
         quantized it."""
-        self._add(Source(f"{layer}.weight", shape, take, into, self.format_of(layer)))
+        stored = self.format_of(layer)
+        if stored is not None:
+            self.num_dequantized += into.numel()
+        self._add(Source(f"{layer}.weight", shape, take, into, stored))
 
     def add_quantized(
         self, layer: str, shape: tuple[int, int], into: torch.Tensor, scales: torch.Tensor, *take: slice

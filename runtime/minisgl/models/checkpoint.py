@@ -47,6 +47,13 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 def check_tensor(name: str, spec: TensorSpec, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
     """The stored tensor `name`. Raises ModelError when it is missing, or has another shape or type than `spec`."""
     stored = tensors.get(name)
+    layer = name.removesuffix(".weight")
+    if stored is None and (f"{layer}.weight_packed" in tensors or f"{layer}.qweight" in tensors):
+        raise ModelError(
+            "quantized_checkpoint",
+            f"{layer} is quantized, but config.json's quantization_config does not say so, or the layer is one that "
+            "must not be: embeddings, the router of experts and the LM head; use another checkpoint of the model",
+        )
     if stored is None:
         raise ModelError(
             "missing_tensor",
@@ -64,7 +71,8 @@ def check_tensor(name: str, spec: TensorSpec, tensors: Mapping[str, StoredTensor
         raise ModelError(
             "wrong_dtype",
             f"{stored.file.name}: {name} is stored as {stored.dtype}, config.json asks for {' or '.join(spec.dtypes)}; "
-            "check that config.json, with its quantization_config if there is one, belongs to these weights",
+            "check that config.json, with its quantization_config if there is one, belongs to these weights; "
+            "embeddings, the router of experts and the LM head must not be quantized",
         )
     return stored
 

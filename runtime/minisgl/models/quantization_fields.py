@@ -42,6 +42,8 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     found = config.get("quantization_config")
     if found is None:
         found = config.get("compression_config")
+    if found is None and isinstance(config.get("quantization"), Mapping):
+        raise unsupported_quantization("MLX (quantization in config.json)")
     if found is None:
         return None
     if not isinstance(found, Mapping):
@@ -126,7 +128,9 @@ def _compressed_tensors(found: Mapping[str, Any]) -> Quantization | None:
             )
         int4 = Int4Groups("compressed-tensors", _group_size(weights), weights.get("symmetric", True) is True)
         return Quantization(format=int4, ignored=names, ignored_patterns=patterns)
-    with_inputs = "" if inputs is None else f", inputs {inputs.get('type')} of {inputs.get('num_bits')} bits"
+    with_inputs = ", inputs in 16 bits"
+    if inputs is not None:
+        with_inputs = f", inputs {inputs.get('type')} of {inputs.get('num_bits')} bits"
     raise unsupported_quantization(f"compressed-tensors {layout}: weights {kind}{with_inputs}")
 
 
@@ -149,8 +153,13 @@ def _awq(found: Mapping[str, Any]) -> Quantization:
     version = found.get("version") or found.get("format") or "gemm"
     if str(version).lower() != "gemm":
         raise unsupported_quantization(f"awq version {version!r:.40}")
+    if found.get("lm_head"):
+        raise unsupported_quantization("awq with a quantized lm_head")
     int4 = Int4Groups("awq", _group_size(_four_bits(found, "awq")), symmetric=found.get("zero_point") is False)
-    return _except_for(int4, found, "modules_to_not_convert")
+    named = _except_for(int4, found, "modules_to_not_convert")
+    # GPTQModel writes it for its AWQ checkpoints too.
+    more = _expressions(_dynamic(found, "awq"))
+    return Quantization(format=int4, ignored=named.ignored, ignored_patterns=(*named.ignored_patterns, *more))
 
 
 def _gptq(found: Mapping[str, Any]) -> Quantization:
@@ -163,20 +172,25 @@ def _gptq(found: Mapping[str, Any]) -> Quantization:
     layout = found.get("checkpoint_format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
         raise unsupported_quantization(f"gptq with checkpoint_format {layout!r:.40}")
-    exceptions = found.get("dynamic") or {}
-    if not isinstance(exceptions, Mapping) or not all(str(each).startswith("-:") for each in exceptions):
-        raise unsupported_quantization("gptq with other settings for some layers (dynamic)")
+    patterns = _dynamic(found, "gptq")
     int4 = Int4Groups(
         "gptq",
         _group_size(_four_bits(found, "gptq")),
         symmetric=found.get("sym", True) is True,
         plain_zeros=layout == "gptq_v2",
     )
-    patterns = [str(each).removeprefix("-:") for each in exceptions]
     if found.get("modules_in_block_to_quantize"):
         quantized = "|".join(map(re.escape, _nested_names(found, "modules_in_block_to_quantize")))
         patterns.append(rf"(?!.*\.(?:{quantized})$)")
     return Quantization(format=int4, ignored_patterns=_expressions(patterns))
+
+
+def _dynamic(found: Mapping[str, Any], method: str) -> list[str]:
+    """Expressions of the layers that stay as they are, from `dynamic`."""
+    exceptions = found.get("dynamic") or {}
+    if not isinstance(exceptions, Mapping) or not all(str(each).startswith("-:") for each in exceptions):
+        raise unsupported_quantization(f"{method} with other settings for some layers (dynamic)")
+    return [str(each).removeprefix("-:") for each in exceptions]
 
 
 def _except_for(weights: WeightFormat, found: Mapping[str, Any], *fields: str) -> Quantization:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,15 @@ def test_the_data_types_in_which_it_runs_are_reported(
     # A CPU has no kernels for FP8 weights.
     engine = start(model=str(tmp_path), kv_cache_dtype=option)
     assert engine.stats.data_types == DataTypes(weights="float32", kv_cache=kv_cache)
+
+
+@pytest.mark.parametrize(("quantization", "warns"), [(None, False), ("fp8", True)])
+def test_weights_that_are_rounded_without_becoming_smaller_are_told(
+    quantization: Any, warns: bool, start: Callable[..., CpuEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    start(quantization=quantization)
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("100 % of the weights" in each and "Hopper" in each for each in messages) == warns
 
 
 def test_a_window_of_some_layers_that_is_shorter_than_the_context_is_rejected(tmp_path: Path) -> None:

@@ -38,6 +38,17 @@ def test_the_report_says_what_memory_the_weights_take(name: str | None, bits: in
     assert report.kv_bytes_per_token == 2 * 2 * 2 * 2 * 64
 
 
+def test_numbers_of_ranks_that_cut_blocks_are_noted(tmp_path: Path) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 4, "head_dim": 64}
+    report = check_checkpoint(write_tiny_checkpoint(tmp_path, "qwen3", quantization="fp8-block", **sizes))
+    assert report.servable and report.tensor_parallel_sizes == [1, 2, 4]
+    (note,) = report.notes
+    # A rank of four has 64 rows of queries, of keys and of values, and 64 inputs of the projection behind.
+    linear, attention = 4 * 256 * 256 + 3 * 256 * 512, 4 * 256 * 256
+    assert (note.code, f"{attention / linear:.0%} with --tp 4" in note.message) == ("shards_dequantized", True)
+    assert "--tp 2" not in note.message
+
+
 def test_scales_of_the_kv_cache_are_no_unknown_tensors_but_checked(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
     tensors = load_file(checkpoint / "model.safetensors")

@@ -135,6 +135,9 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
         (compressed(args(8, "float", "channel"), TOKEN, sparsity_config={"format": "sparse-24-bitmask"}), "sparsity"),
         (AWQ | {"version": "gemv"}, "gemv"),
         (AWQ | {"bits": 8}, "awq of 8 bits"),
+        (AWQ | {"lm_head": True}, "awq with a quantized lm_head"),
+        (AWQ | {"dynamic": {".*mlp.*": {"bits": 8}}}, "awq with other settings for some layers"),
+        (compressed(args(8, "float", "channel"), None), "float of 8 bits, inputs in 16 bits"),
         (GPTQ | {"desc_act": True}, "desc_act true"),
         (GPTQ | {"bits": 3}, "gptq of 3 bits"),
         (GPTQ | {"lm_head": True}, "lm_head"),
@@ -147,6 +150,12 @@ def test_other_formats_are_rejected_by_name_with_a_list_of_those_that_work(confi
         read_quantization({"quantization_config": config})
     assert refused.value.code == "quantized_checkpoint"
     assert all(each in str(refused.value) for each in ("128 × 128", "compressed-tensors", "awq", "gptq", "bfloat16"))
+
+
+def test_checkpoints_of_mlx_are_rejected_by_name() -> None:
+    with pytest.raises(ModelError, match="MLX") as refused:
+        read_quantization({"quantization": {"group_size": 64, "bits": 4}})
+    assert refused.value.code == "quantized_checkpoint"
 
 
 def test_several_or_partial_groups_are_rejected() -> None:
@@ -208,8 +217,9 @@ def test_layers_are_ignored_by_name_part_or_expression() -> None:
     ]
 
 
-def test_exceptions_of_gptq_are_expressions() -> None:
-    found = read_quantization({"quantization_config": GPTQ | {"dynamic": {r"-:model\.layers\.0\.": {}}}})
+@pytest.mark.parametrize("config", [GPTQ, AWQ])
+def test_exceptions_of_gptqmodel_are_expressions(config: dict[str, Any]) -> None:
+    found = read_quantization({"quantization_config": config | {"dynamic": {r"-:model\.layers\.0\.": {}}}})
     assert found is not None
     assert found.format_of("model.layers.0.mlp.up_proj") is None
     assert found.format_of("model.layers.1.mlp.up_proj") is not None

@@ -209,6 +209,15 @@ def test_a_layer_that_is_quantized_in_spite_of_ignore_is_named(tmp_path: Path) -
     assert "model.layers.0.mlp.gate_proj.weight is stored as F8_E4M3" in str(error)
 
 
+@pytest.mark.parametrize("suffix", ["weight_packed", "qweight"])
+def test_a_quantized_head_is_named(suffix: str, tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", quantization="int4", tied=False)
+    edit(checkpoint, lambda tensors: tensors.update({f"lm_head.{suffix}": tensors.pop("lm_head.weight")}))
+    error = failure(checkpoint)
+    assert error.code == "quantized_checkpoint"
+    assert "lm_head is quantized" in str(error) and "the LM head" in str(error)
+
+
 def test_scales_of_another_block_size_are_rejected(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", quantization="fp8-block")
     error = failure(edit(checkpoint, lambda t: t.update({f"{LAYER}.weight_scale_inv": torch.ones(4, 2)})))
