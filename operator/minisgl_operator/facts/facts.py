@@ -131,9 +131,13 @@ class Facts:
             replicas=self._existing_replicas,
             stable=self.progress.stable,
         )
-        admitted = self.turn is not None and self.turn.admitted
         return upgrade_of(
-            self.model, self.observed.model_object, templates, self.progress.failure, admitted=admitted
+            self.model,
+            self.observed.model_object,
+            templates,
+            self.progress.failure,
+            admitted=self.turn is not None and self.turn.admitted,
+            wanted=self.wanted,
         )
 
     @property

@@ -91,10 +91,10 @@ def spec_hash(model: InferenceModel) -> str:
 
 
 def upgrade_of(
-    model: InferenceModel, model_object: Manifest, templates: Templates, failure: str, *, admitted: bool
+    model: InferenceModel, model_object: Manifest, templates: Templates, failure: str, *, admitted: bool, wanted: int
 ) -> Upgrade:
     """The state of the model's upgrade. `failure`: reason why engines of the new template were given up. `admitted`: it
-    is the model's turn."""
+    is the model's turn. `wanted`: number of replicas that it shall have now."""
     status: Mapping[str, Any] = model_object.get("status") or {}
     recorded = (status.get("rollout") or {}).get("upgrade") or {}
     current_hash, target = spec_hash(model), templates.target
@@ -120,15 +120,18 @@ def upgrade_of(
         return Upgrade("Upgrading", target, current_hash, True, True)
     if admitted or has_begun:
         waits_for_frontends = not templates.frontends_are_done and not templates.engines_have_begun
-        now = _state_in_turn(templates, failure, _is_ready(status), was_complete=state == "Upgraded" and has_target)
+        # Only a request starts a model at zero, so no other model can wait until it serves.
+        serves = wanted == 0 or _is_ready(status)
+        now = _state_in_turn(templates, failure, serves, was_complete=state == "Upgraded" and has_target)
         return Upgrade(now, target, current_hash, holds_engines=waits_for_frontends)
     if not outdated:
         return Upgrade("Current", target, current_hash)
     return Upgrade("Waiting" if _is_ready(status) else "Excluded", target, current_hash, True, True)
 
 
-def _state_in_turn(templates: Templates, failure: str, is_ready: bool, was_complete: bool) -> State:
-    """`was_complete`: all replicas have served with the new templates. Later the model only has to be Ready."""
+def _state_in_turn(templates: Templates, failure: str, serves: bool, was_complete: bool) -> State:
+    """`serves`: the model is Ready or at zero. `was_complete`: all replicas have served with the new templates, and
+    only `serves` counts since then."""
     new = (each for each in templates.replicas if each.revision == templates.engine_revision)
     if failure or templates.frontends_have_failed or any(each.phase == "Failed" for each in new):
         return "Failed"
@@ -136,7 +139,7 @@ def _state_in_turn(templates: Templates, failure: str, is_ready: bool, was_compl
         templates.frontends_are_done and all(each.rollout_ready for each in templates.replicas)
     )
     complete &= not templates.engines_are_old
-    return "Upgraded" if complete and is_ready else "Upgrading"
+    return "Upgraded" if complete and serves else "Upgrading"
 
 
 def _was_up_to_date(model: InferenceModel, status: Mapping[str, Any]) -> bool:

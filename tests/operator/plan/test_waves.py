@@ -300,6 +300,78 @@ def test_models_that_do_not_serve_are_not_waited_for() -> None:
     assert all(versions(model) == {"engine:2"} for model in made.models.values())
 
 
+BUSY: dict[str, Any] = {"held": 0, "idle_seconds": 0.0}
+IDLE: dict[str, Any] = {"held": 0, "idle_seconds": 99.0}
+WAKING: dict[str, Any] = {"held": 1, "idle_seconds": 0.0}
+
+
+def fleet_with_autoscaled_canary() -> tuple[Fleet, FleetModel, FleetModel]:
+    """Two models of version 1 under an operator of version 2; the canary goes to zero when it is idle."""
+    made = fleet(2)
+    a, canary = made.models.values()
+    super(FleetModel, canary).edit(
+        {
+            "autoscaling": {
+                "minReplicas": 0,
+                "maxReplicas": 1,
+                "idleSecondsToZero": 60,
+                "target": {"runningPerReplica": 4},
+            }
+        }
+    )
+    canary.load = BUSY
+    made.settle()
+    made.start_operator(operator_version(2, waves=WAVES))
+    for model in (a, canary):
+        made.reconcile(model)
+    assert (a.state, canary.state) == ("Waiting", "Upgrading")
+    return made, a, canary
+
+
+def run_alone(made: Fleet, model: FleetModel, rounds: int = 20) -> None:
+    for _ in range(rounds):
+        made.reconcile(model)
+        made.run(model)
+
+
+def test_an_upgraded_model_that_goes_to_zero_is_not_waited_for() -> None:
+    made, a, canary = fleet_with_autoscaled_canary()
+    run_alone(made, canary)
+    assert canary.is_done and canary.state == "Upgraded"
+    canary.load = IDLE
+    run_alone(made, canary)
+    assert not canary.pods and canary.state == "Upgraded"
+    made.settle()
+    assert a.is_done and versions(a) == {"engine:2"}
+
+
+def test_a_model_that_goes_to_zero_in_its_turn_is_not_waited_for_and_starts_with_the_new_version() -> None:
+    made, a, canary = fleet_with_autoscaled_canary()
+    made.reconcile(canary)
+    assert canary.has_new_frontends and not canary.has_new_engines
+    canary.load = IDLE
+    made.settle()
+    assert not canary.pods and canary.state == "Upgraded"
+    assert a.is_done and versions(a) == {"engine:2"}
+    canary.load = WAKING
+    run_alone(made, canary)
+    assert canary.is_done and canary.state == "Upgraded"
+
+
+def test_a_model_at_zero_whose_new_engines_fail_at_the_next_request_stops_the_waves() -> None:
+    made, a, canary = fleet_with_autoscaled_canary()
+    canary.broken = {"engine:2"}
+    made.reconcile(canary)
+    canary.load = IDLE
+    run_alone(made, canary)
+    assert not canary.pods and canary.state == "Upgraded"
+    canary.load = WAKING
+    run_alone(made, canary)
+    assert canary.state == "Failed"
+    made.settle()
+    assert versions(a) == {"engine:1"}
+
+
 @pytest.mark.parametrize(("upgrade", "image"), [("Immediate", "engine:2"), ("Never", "engine:1")])
 def test_a_model_opts_out_of_waves(upgrade: str, image: str) -> None:
     made = fleet(2, canaries=0)

@@ -49,6 +49,8 @@ class SimulatedCluster:
     `downloads`: fetch Jobs complete, unless the claim with its `checkpoints` has no room for another one. `room` is the
     number of checkpoints that fit on it; None: any.
 
+    `load`: what frontends report about requests, for models with an autoscaler.
+
     `full_status`: the operator writes all of the status, not only what plans read in general.
 
     `nodes` are those that exist. The kubelet of one that is not ready does nothing, and `hanging` pods, by uid, are
@@ -79,6 +81,7 @@ class SimulatedCluster:
         self.checkpoints: list[str] = []
         self.neighbours: list[SimulatedCluster] = []
         self.placement: Random | None = None
+        self.load: dict[str, Any] = {}
         self.now = START
         self.turn: Turn | None = None
         self._frontend = SimulatedFrontend()
@@ -130,7 +133,7 @@ class SimulatedCluster:
         children = {ref: self._as_seen(body) for ref, body in ours.items()}
         conflicting = {ref: "someone else's" for ref in self.objects.keys() - ours.keys()}
         uid = self._frontend_pod["metadata"]["uid"]
-        reports: dict[str, Any] = {uid: self._frontend.report()}
+        reports: dict[str, Any] = {uid: self._frontend.report() | self.load}
         for pod in self._seen_pods.values():
             if self._image(pod) in self.broken:
                 reports[pod["metadata"]["uid"]] = {"kind": "engine", "phase": "Failed", "restarts": 5}
