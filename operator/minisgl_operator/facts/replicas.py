@@ -92,6 +92,16 @@ class Replica:
         failure = None if self.report is None else self.report.get("last_failure")
         return failure if isinstance(failure, Mapping) else None
 
+    @property
+    def last_failure_at(self) -> datetime | None:
+        """Time of the last end of a rank, by the clock of its node; None without a valid one."""
+        failure = self.last_failure
+        try:
+            found = None if failure is None else parse_time(str(failure.get("at")))
+        except ValueError:
+            return None
+        return found if found is not None and found.tzinfo is not None else None
+
     @cached_property
     def pods_ready(self) -> bool:
         """True if all ranks serve according to the kubelet, which needs no probe."""
@@ -108,11 +118,16 @@ class Replica:
 
     @cached_property
     def ready_since(self) -> datetime | None:
-        """Time since which all ranks serve, by the clocks of their nodes; None while not all do."""
-        if not self.ready:
+        """Time since which all ranks serve without a restart, by the clocks of their nodes; None while not all do, or
+        without a report of the leader, which alone knows of restarts."""
+        if not self.ready or self.report is None:
             return None
         stamps = ((condition_of(pod, "Ready") or {}).get("lastTransitionTime") for pod in self.pods)
-        return max((parse_time(stamp) for stamp in stamps if stamp is not None), default=None)
+        times = [parse_time(stamp) for stamp in stamps if stamp is not None]
+        # Ranks may restart between two probes of the kubelet: then the pods stay Ready.
+        if times and self.last_failure_at is not None:
+            times.append(self.last_failure_at)
+        return max(times, default=None)
 
     @cached_property
     def routable(self) -> bool | None:

@@ -9,6 +9,7 @@ import pytest
 
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.plan.plan import Delete, plan
 from support.cluster.inference_models import CLAIM, DEFAULTS
 from support.cluster.scene import NOW, Scene
@@ -30,6 +31,7 @@ class Life:
         self.scene = Scene(spec or {}, source=CLAIM)
         self.now = NOW
         self.starts = 0
+        self.restarts = 0
         self.scene.raw["status"] = {}
 
     def fail(self, **failure: Any) -> None:
@@ -45,6 +47,16 @@ class Life:
             ready = {"type": "Ready", "status": "True", "lastTransitionTime": self.now.isoformat()}
             pod["status"]["conditions"] = [ready]
         self.scene.leader_reports("qwen-r0", epoch=[self.starts, 1])
+
+    def restart(self, **failure: Any) -> None:
+        """Let the ranks of a replica that serves fail, and serve again before the kubelet's next probe."""
+        self.restarts += 1
+        self.scene.leader_reports(
+            "qwen-r0",
+            epoch=[self.starts, 1 + self.restarts],
+            restarts=self.restarts,
+            last_failure=FAILURE | {"at": self.now.isoformat()} | failure,
+        )
 
     @property
     def facts(self) -> Facts:
@@ -164,9 +176,34 @@ def test_each_restart_begins_the_time_again_after_which_failures_are_forgotten()
     life = Life({"recovery": {"windowSeconds": 100}})
     life.fail()
     life.reconcile()
+    life.serve()
     for _ in range(3):
-        life.serve()
         assert life.reconcile(159)["failures"] == 1
+        life.restart()
+    assert life.reconcile(159)["failures"] == 1
+    assert life.reconcile(1) == {}
+
+
+def test_failures_are_kept_while_the_leader_does_not_answer() -> None:
+    life = Life({"recovery": {"windowSeconds": 100}})
+    life.fail()
+    life.reconcile()
+    life.serve()
+    report = life.scene.reports["qwen-r0-0"]
+    life.scene.reports["qwen-r0-0"] = Unreachable("timed out")
+    assert life.reconcile(999)["failures"] == 1
+    life.scene.reports["qwen-r0-0"] = report
+    assert life.reconcile() == {}
+
+
+@pytest.mark.parametrize("at", ["", None, "2026-01-01T12:00:00"])
+def test_a_restart_without_a_valid_time_changes_nothing(at: object) -> None:
+    life = Life({"recovery": {"windowSeconds": 100}})
+    life.fail()
+    life.reconcile()
+    life.serve()
+    life.restart(at=at)
+    assert life.reconcile(159)["failures"] == 1
     assert life.reconcile(1) == {}
 
 
