@@ -72,9 +72,10 @@ def ending(pod: Manifest, nodes: Nodes | None, now: datetime) -> Ending | None:
 
 
 def is_lost(node: NodeState | None, now: datetime) -> bool:
-    """True for a node that does not exist, that is tainted as out of service, or whose kubelet has been silent for
-    long."""
-    if node is None or node.out_of_service:
+    """True for a node that does not exist, that is tainted as out of service and is not ready, or whose kubelet has
+    been silent for long."""
+    # A node that is ready runs, whatever its taints say. Kubernetes does not force pods off it either.
+    if node is None or (node.out_of_service and node.ready != "True"):
         return True
     silent_since = _silent_since(node)
     return silent_since is not None and now >= silent_since + NODE_LOST_AFTER

@@ -14,7 +14,6 @@ from minisgl_operator.status.condition import Condition
 
 _GRACE = f"{FORCE_DELETE_AFTER.total_seconds():.0f} s"
 _LOST = f"{NODE_LOST_AFTER.total_seconds():.0f} s"
-_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 _CLAIM = (
     "It may still write to the claim, so it is not deleted by force, and no other fetch starts before it has ended."
 )
@@ -46,7 +45,7 @@ def _condition(pod: Manifest, ending: Ending) -> Condition:
             )
             message = (
                 f"Pod {name} was deleted, and its node {node} is lost: it does not exist, its kubelet has been silent "
-                f"for {_LOST}, or it is tainted as out of service. {effect}"
+                f"for {_LOST}, or it is tainted as out of service and not ready. {effect}"
             )
             return Condition("False", Reason.NODE_LOST, message)
         case "silent":
@@ -60,9 +59,9 @@ def _condition(pod: Manifest, ending: Ending) -> Condition:
             cause = (
                 f", which is not ready but whose kubelet runs, has not ended it within {_GRACE} after its grace period."
             )
+            # No remedy for a machine that is off: its Ready becomes Unknown soon, which has a message of its own.
             advice = (
-                f"{use} See the condition Ready in `kubectl describe node {node}`, and restart the kubelet or the "
-                f"node. If the machine is off, run `kubectl taint node {node} {_OUT_OF_SERVICE}`."
+                f"{use} See the condition Ready in `kubectl describe node {node}`, and restart the kubelet or the node."
             )
         case "hangs":
             cause = f", which is ready, has not ended it within {_GRACE} after its grace period."

@@ -42,7 +42,8 @@ def says(cluster: OperatedCluster, reason: str, *words: str) -> bool:
 
 
 def test_a_pod_is_not_forced_off_a_live_node(control_plane: LocalControlPlane) -> None:
-    """A process that hangs keeps its GPU. A user who says that the node is off has the pod replaced."""
+    """A process that hangs keeps its GPU. A user who says that the node is off has the pod replaced once the node is
+    not ready."""
     with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
         uid = hang(cluster)
         words = ("Pod hangs-r0-0", cluster.node, "not deleted by force", "restart the node")
@@ -50,6 +51,9 @@ def test_a_pod_is_not_forced_off_a_live_node(control_plane: LocalControlPlane) -
         cluster.until_quiet(operator)
         assert not replaced(cluster, uid)
         cluster.set_node(ready=True, tainted=True)
+        cluster.until_quiet(operator)
+        assert not replaced(cluster, uid)
+        cluster.set_node(ready=False, tainted=True, since=datetime.now(UTC))
         cluster.until(lambda: replaced(cluster, uid), "another pod")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.lost_nodes import ending, pods_to_force_delete, seconds_until_next_deadline
-from minisgl_operator.facts.nodes import Nodes, NodeState
+from minisgl_operator.facts.nodes import Nodes, NodeState, Readiness
 from minisgl_operator.render import names
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,6 +49,28 @@ def test_only_deleted_pods_of_lost_nodes_are_forced(pod: Manifest, nodes: Nodes 
         assert nodes is not None and "deletionTimestamp" in forced["metadata"]
         assert forced["metadata"]["labels"][names.COMPONENT_LABEL] != names.FETCH
         node = nodes.get(forced["spec"]["nodeName"])
-        if node is not None and not node.out_of_service:
-            assert node.ready == "Unknown" and node.not_ready_since is not None
-            assert now - node.not_ready_since >= timedelta(seconds=300)
+        if node is not None:
+            assert node.ready != "True"
+            if not node.out_of_service:
+                assert node.ready == "Unknown" and node.not_ready_since is not None
+                assert now - node.not_ready_since >= timedelta(seconds=300)
+
+
+@pytest.mark.parametrize(("ready", "lost"), [("True", False), ("False", True), ("Unknown", True)])
+def test_the_taint_of_a_machine_that_is_off_counts_only_on_a_node_that_is_not_ready(
+    ready: Readiness, lost: bool
+) -> None:
+    pod: Manifest = {
+        "kind": "Pod",
+        "metadata": {
+            "name": "p",
+            "labels": names.labels("qwen", names.ENGINE),
+            "deletionTimestamp": START.isoformat(),
+            "deletionGracePeriodSeconds": 0,
+        },
+        "spec": {"nodeName": "a"},
+    }
+    now = START + timedelta(seconds=60)
+    nodes = {"a": NodeState(ready, None if ready == "True" else now, out_of_service=True)}
+    assert ending(pod, nodes, now) == ("lost" if lost else "hangs")
+    assert pods_to_force_delete([pod], nodes, now) == ((pod,) if lost else ())

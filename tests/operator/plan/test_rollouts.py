@@ -382,7 +382,7 @@ def test_a_pod_on_a_lost_node_waits_for_no_drain(loss: str) -> None:
     if loss == "gone":
         del cluster.nodes[node]
     elif loss == "out of service":
-        cluster.nodes[node] = NodeState(out_of_service=True)
+        cluster.nodes[node] = NodeState("Unknown", cluster.now, out_of_service=True)
     else:
         cluster.nodes[node] = NodeState("Unknown", cluster.now - timedelta(seconds=300))
     cluster.now += timedelta(seconds=59)

@@ -186,12 +186,14 @@ class Cluster(RuleBasedStateMachine):
     def a_node_returns(self, node: str) -> None:
         self.cluster.nodes[node] = NodeState()
 
-    @rule(node=st.sampled_from(NODES), tainted=st.booleans())
-    def a_node_is_given_up(self, node: str, tainted: bool) -> None:
-        if tainted:
-            self.cluster.nodes[node] = NodeState("Unknown", self.cluster.now, out_of_service=True)
-        else:
-            self.cluster.nodes.pop(node, None)
+    @rule(node=st.sampled_from(NODES))
+    def a_node_is_deleted(self, node: str) -> None:
+        self.cluster.nodes.pop(node, None)
+
+    @rule(node=st.sampled_from(NODES), ready=st.sampled_from(("True", "False", "Unknown")))
+    def a_node_is_tainted_as_out_of_service(self, node: str, ready: Readiness) -> None:
+        since = None if ready == "True" else self.cluster.now
+        self.cluster.nodes[node] = NodeState(ready, since, out_of_service=True)
 
     @rule(data=st.data())
     def a_process_hangs(self, data: st.DataObject) -> None:

@@ -267,12 +267,12 @@ class OperatedCluster:
         """Name of the node on which pods do not end."""
         return f"node-of-{self.namespace}"
 
-    def set_node(self, *, ready: bool, tainted: bool = False) -> None:
-        """Create or change this namespace's node."""
+    def set_node(self, *, ready: bool, tainted: bool = False, since: datetime | None = None) -> None:
+        """Create or change this namespace's node, which has been ready or silent `since` then; None: for an hour."""
         taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
         spec = {"taints": [taint] if tainted else []}
         self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": spec})
-        since = datetime.now(UTC) - timedelta(hours=1)
+        since = since or datetime.now(UTC) - timedelta(hours=1)
         condition = {
             "type": "Ready",
             "status": "True" if ready else "Unknown",

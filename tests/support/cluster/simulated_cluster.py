@@ -473,7 +473,7 @@ class SimulatedCluster:
         if pod is None or pod["metadata"]["uid"] != step.uid:
             return
         node = self.nodes.get(pod["spec"]["nodeName"])
-        lost = node is None or node.out_of_service
+        lost = node is None or (node.out_of_service and node.ready != "True")
         if node is not None and node.ready == "Unknown" and node.not_ready_since is not None:
             lost |= self.now - node.not_ready_since >= NODE_LOST_AFTER
         assert lost and is_deleting(pod) and self.sees_nodes, f"forced off a node that is not lost: {step}"
