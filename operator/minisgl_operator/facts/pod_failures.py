@@ -26,6 +26,7 @@ _MISSING_KEY: Final = re.compile(r"couldn't find key (\S+) in (Secret|ConfigMap)
 _MISSING_MOUNTED_KEY: Final = re.compile(
     r"volume \"([^\"]+)\" : (?:configmap )?references non-existent (secret|config) key: (\S+)"
 )
+_ATTACHED_VOLUME: Final = re.compile(r"for volume \"([^\"]+)\"")
 _MISSING_PVC: Final = re.compile(r"persistentvolumeclaim \"([^\"]+)\" (not found|is being deleted)")
 _PULLED_IMAGE: Final = re.compile(r"image \"([^\"]+)\"")
 _QUOTA: Final = re.compile(r"exceeded quota: .*")
@@ -88,16 +89,22 @@ def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], gpu_resource: s
 def _volume_problem(events: Iterable[ObjectEvent]) -> str:
     """The newest problem with a pod's volumes; empty without one. One that cannot be attached to the node is reported
     once, and then the kubelet says again and again that it waits for it: the former tells the cause."""
-    attach = mount = ""
+    not_attached: dict[str, str] = {}
+    mount = ""
     for event in events:
+        found = _ATTACHED_VOLUME.search(event.message)
+        volume = found.group(1) if found else ""
         match event.reason:
             case "FailedAttachVolume":
-                attach = event.message
+                not_attached.pop(volume, None)
+                not_attached[volume] = event.message
+            case "SuccessfulAttachVolume" if volume:
+                not_attached.pop(volume, None)
             case "SuccessfulAttachVolume":
-                attach = ""
+                not_attached.clear()
             case "FailedMount":
                 mount = event.message
-    return attach or mount
+    return next(reversed(not_attached.values()), mount)
 
 
 def creation_failure(messages: Iterable[str]) -> PodFailure | None:

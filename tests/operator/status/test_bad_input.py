@@ -184,6 +184,19 @@ def test_a_volume_that_another_node_has_is_reported(message: str) -> None:
     expect(scene, "Scheduled", "PodNotStarted", waits)
 
 
+def test_a_volume_that_another_node_has_is_reported_although_others_of_the_pod_are_attached() -> None:
+    scene = starting()
+    scene.waiting("qwen-r0-0", "ContainerCreating")
+    pod = scene.pods["qwen-r0-0"]
+    scene.event(pod, "FailedAttachVolume", 'AttachVolume.Attach failed for volume "pvc-2" : rpc error: timed out')
+    scene.event(pod, "FailedAttachVolume", ATTACHED[0])
+    scene.event(pod, "SuccessfulAttachVolume", 'AttachVolume.Attach succeeded for volume "pvc-2" ')
+    expect(scene, "Scheduled", "PodNotStarted", ATTACHED[0], "set spec.model.source.pvc.accessMode: ReadWriteOnce")
+    scene.event(pod, "FailedMount", "Unable to attach or mount volumes")
+    scene.event(pod, "SuccessfulAttachVolume", 'AttachVolume.Attach succeeded for volume "pvc-1" ')
+    expect(scene, "Scheduled", "PodNotStarted", "Unable to attach or mount volumes")
+
+
 @pytest.mark.parametrize(
     ("source", "model", "field"),
     [
