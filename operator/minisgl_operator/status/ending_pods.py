@@ -8,7 +8,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER, NODE_LOST_AFTER, Ending
-from minisgl_operator.facts.pods import component, node_of
+from minisgl_operator.facts.pods import component, node_of, replica_name
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
 
@@ -27,11 +27,21 @@ def ending_pod(facts: Facts, pods: Iterable[Manifest]) -> Condition | None:
     """The condition of the first deleted pod that does not terminate; None if all of them may still do so in time."""
     for pod in pods:
         if (ending := facts.ending(pod)) is not None:
-            return _condition(pod, ending)
+            return _condition(pod, ending, _successor(facts, pod))
     return None
 
 
-def _condition(pod: Manifest, ending: Ending) -> Condition:
+def _successor(facts: Facts, pod: Manifest) -> str:
+    """Advice on how to get another replica without the devices of this pod; empty for pods that no wanted replica
+    needs. Without its StatefulSet a replica no longer counts, and its pods keep their devices until they end."""
+    name = replica_name(pod)
+    if not any(each.name == name and each.stateful_set is not None for each in facts.replicas):
+        return ""
+    return f" To serve elsewhere meanwhile, run `kubectl delete statefulset {name}`: another replica is created."
+
+
+def _condition(pod: Manifest, ending: Ending, successor: str) -> Condition:
+    """`successor`: advice after that for a pod on a live node."""
     name, node = pod["metadata"]["name"], node_of(pod)
     fetches = component(pod) == names.FETCH
     use = _CLAIM if fetches else "Its devices may be in use, so it is not deleted by force."
@@ -62,11 +72,13 @@ def _condition(pod: Manifest, ending: Ending) -> Condition:
             # No remedy for a machine that is off: its Ready becomes Unknown soon, which has a message of its own.
             advice = (
                 f"{use} See the condition Ready in `kubectl describe node {node}`, and restart the kubelet or the node."
+                f"{successor}"
             )
         case "hangs":
             cause = f", which is ready, has not ended it within {_GRACE} after its grace period."
             advice = (
                 f"{use} See the kubelet's log on the node; restart the node if a process of the pod cannot be killed."
+                f"{successor}"
             )
         case "unknown":
             cause = f" has not confirmed its end within {_GRACE} after its grace period."

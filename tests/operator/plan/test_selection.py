@@ -188,6 +188,22 @@ def test_a_replica_whose_stateful_set_was_deleted_gets_a_successor_that_does_not
     assert not {ref for ref in cluster.objects if ref.name == "qwen-r0"}
 
 
+def test_the_successor_of_a_replica_that_hangs_leaves_it_its_pod() -> None:
+    cluster = settled({"replicas": 1})
+    pod = cluster.pods["qwen-r0-0"]
+    cluster.hanging.add(pod["metadata"]["uid"])
+    pod["metadata"]["deletionTimestamp"] = cluster.now.isoformat()
+    cluster.settle()
+    assert not cluster.routed()
+    cluster.remove(Ref("StatefulSet", "qwen-r0"))
+    cluster.settle()
+    assert list(cluster.routed()) == ["qwen-r1"]
+    assert cluster.pods["qwen-r0-0"] is pod, "its devices are in use"
+    cluster.hanging.clear()
+    cluster.settle()
+    assert list(cluster.pods) == ["qwen-r1-0"]
+
+
 @pytest.mark.parametrize("kind", ["Service", "StatefulSet"])
 def test_a_new_replica_does_not_take_a_name_of_another_owner(kind: str) -> None:
     cluster = settled({"replicas": 1})

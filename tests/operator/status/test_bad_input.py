@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl_operator.api.objects import Ref
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.facts.observed import Rejection, Unreachable
 from minisgl_operator.render import names
 from support.cluster.inference_models import CLAIM, HUB
@@ -679,6 +679,9 @@ def test_a_starting_replica_is_reported(phase: str, reason: str) -> None:
     assert scene.conditions()["Degraded"]["status"] == "False"
 
 
+SUCCESSOR = "run `kubectl delete statefulset qwen-r0`: another replica is created"
+
+
 def not_terminating() -> Scene:
     """A pod that was deleted, whose kubelet has a minute left after the grace period, and whose launcher is silent."""
     scene = starting()
@@ -697,7 +700,19 @@ def test_a_pod_that_its_live_node_does_not_end_is_reported() -> None:
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable"
     stamp["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
     words = ("Pod qwen-r0-0", "node-0, which is ready", "not deleted by force", "restart the node")
-    expect(scene, "EngineReady", "PodNotTerminating", *words)
+    expect(scene, "EngineReady", "PodNotTerminating", *words, SUCCESSOR)
+
+
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_a_pod_that_does_not_end_and_has_no_stateful_set_gets_no_advice_to_delete_it(ready: Readiness) -> None:
+    scene = not_terminating()
+    scene.nodes = {"node-0": NodeState(ready, None if ready == "True" else NOW)}
+    scene.pods["qwen-r0-0"]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
+    assert SUCCESSOR in scene.conditions()["EngineReady"]["message"]
+    del scene.children[Ref("StatefulSet", "qwen-r0")]
+    found = scene.conditions()["Degraded"]
+    assert found["reason"] == "PodNotTerminating" and "Pod qwen-r0-0" in found["message"]
+    assert "delete statefulset" not in found["message"]
 
 
 def test_a_pod_on_a_silent_node_is_reported() -> None:
@@ -716,7 +731,7 @@ def test_a_pod_on_a_node_that_reports_that_it_is_not_ready_is_reported() -> None
     assert scene.conditions()["EngineReady"]["reason"] == "Unreachable", "the kubelet has time left"
     scene.pods["qwen-r0-0"]["metadata"]["deletionTimestamp"] = (NOW - timedelta(seconds=60)).isoformat()
     words = ("Pod qwen-r0-0", "node-0, which is not ready but whose kubelet runs", "not deleted by force")
-    expect(scene, "EngineReady", "PodNotTerminating", *words, "restart the kubelet or the node")
+    expect(scene, "EngineReady", "PodNotTerminating", *words, "restart the kubelet or the node", SUCCESSOR)
     message = scene.conditions()["EngineReady"]["message"]
     assert "delete node" not in message and "taint" not in message
 
@@ -756,6 +771,7 @@ def test_a_frontend_that_does_not_end_is_reported() -> None:
     found = scene.conditions()["Degraded"]
     assert (found["status"], found["reason"]) == ("True", "PodNotTerminating")
     assert "Pod frontend-9" in found["message"] and "node-0" in found["message"]
+    assert "statefulset" not in found["message"]
 
 
 def test_a_draining_replica_is_reported() -> None:
