@@ -14,7 +14,7 @@ from typing import Final
 from minisgl_operator.api.objects import Manifest, is_deleting, parse_time
 from minisgl_operator.facts.observed import ObjectEvent
 from minisgl_operator.shell.client import Client
-from minisgl_operator.shell.resources import CORE_EVENT
+from minisgl_operator.shell.resources import CORE_EVENT, POD
 
 _MIN_PERIOD: Final = 5.0
 _MAX_PERIOD: Final = 60.0
@@ -34,7 +34,8 @@ class PodEvents:
         self, objects: Iterable[Manifest], now: datetime
     ) -> tuple[dict[str, tuple[ObjectEvent, ...]], float | None]:
         """Events by uid, oldest first, and the seconds until another list is due; None without waiting objects."""
-        waiting = [one for one in objects if waits_for_event(one)][:_MAX_OBJECTS]
+        # Pods last: many may wait, and only Events of their controllers and claims tell why others cannot be created.
+        waiting = sorted(filter(waits_for_event, objects), key=lambda one: one["kind"] == POD.kind)[:_MAX_OBJECTS]
         found: dict[str, tuple[ObjectEvent, ...]] = {}
         due: list[float] = []
         clock = asyncio.get_running_loop().time()

@@ -80,6 +80,19 @@ async def test_events_are_listed_for_only_a_few_of_a_hundred_waiting_pods() -> N
     assert len(client.asked) == 8
 
 
+async def test_waiting_pods_do_not_hide_the_events_of_controllers_and_claims() -> None:
+    client = Events()
+    pods = [body(uid=f"u{number}", phase="Pending") for number in range(8)]
+    others = [
+        body("PersistentVolumeClaim", uid="claim", phase="Pending"),
+        body("StatefulSet", uid="set", spec={"replicas": 9}, replicas=8),
+        body("Job", uid="job"),
+    ]
+    found, _ = await PodEvents(client).events_for([*pods, *others], NOW)  # type: ignore[arg-type]
+    assert {"claim", "set", "job", "u0"} <= found.keys()
+    assert len(client.asked) == 8
+
+
 async def test_running_pods_cause_no_list_of_events() -> None:
     client = Events()
     assert await PodEvents(client).events_for([body(phase="Running")], NOW) == ({}, None)  # type: ignore[arg-type]
