@@ -372,6 +372,29 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     }
 
 
+@pytest.mark.parametrize("left_out", [("rules",), ("rules", "enabled")], ids=".".join)
+def test_rules_that_are_left_out_need_no_service_monitor(left_out: tuple[str, ...]) -> None:
+    _validate_without(left_out, {"enabled": True})
+
+
+@pytest.mark.parametrize("left_out", [("serviceMonitor",), ("serviceMonitor", "enabled")], ids=".".join)
+def test_a_service_monitor_that_is_left_out_needs_no_metrics(left_out: tuple[str, ...]) -> None:
+    _validate_without(left_out, {"enabled": False})
+
+
+def _validate_without(left_out: tuple[str, ...], metrics: Object) -> None:
+    """Validate the default values with these of `metrics`, and without the one that a user sets to null."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    values["metrics"] |= metrics
+    *parents, name = left_out
+    section = values["metrics"]
+    for parent in parents:
+        section = section[parent]
+    # Helm removes values that are null before it validates them.
+    del section[name]
+    jsonschema.Draft7Validator(json.loads((CHART / "values.schema.json").read_text())).validate(values)
+
+
 def _leaves(values: Any, path: str = "") -> set[str]:
     if isinstance(values, dict) and values and path not in (".operator.resources",):
         return {leaf for name, value in values.items() for leaf in _leaves(value, f"{path}.{name}")}
