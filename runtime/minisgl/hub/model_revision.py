@@ -49,7 +49,8 @@ def model_revision(directory: str | Path, *, dummy_weights: bool = False) -> str
         digest = _digest([hashlib.sha256(config).digest(), hashlib.sha256(listed).digest(), *_samples(tensors)])
     except Exception as error:
         # Of a damaged file any number may be wrong; loading it checks those that matter.
-        logger.info("the model revision of %s is unknown: %s", folder, error)
+        message = "the model revision of %s is unknown, so its answers go on at no other start of an engine: %s"
+        logger.warning(message, folder, error)
         return ""
     commit = _commit(folder)
     return f"{commit}-{digest}" if commit else digest
