@@ -163,7 +163,7 @@ def _check_shards(config: ModelConfig, dequantized: int, report: CheckpointRepor
     from minisgl.models.decoder import checkpoint_parameters
 
     shares = []
-    for ranks in report.tensor_parallel_sizes:
+    for ranks in [each for each in report.tensor_parallel_sizes if each > 1]:
         parameters = checkpoint_parameters(config, keep_quantized=True, ranks=ranks)
         if parameters.num_dequantized * ranks > dequantized:
             share = parameters.num_dequantized / parameters.weights_by_type.total()

@@ -145,7 +145,6 @@ class Dispatcher:
         """Requests wait for a replica that have not been submitted yet, or are parked, and one shall come for them; set
         by the caller."""
         self._drain_ends = DrainEnds(queue_seconds, drain_seconds)
-        self._drain_seconds = drain_seconds
         self._queue_seconds = queue_seconds
         self._stall_seconds = stall_seconds
         self._deliver = deliver
@@ -208,7 +207,7 @@ class Dispatcher:
         attempts = self._attempts[address]
         self._attempts[address] = {}
         counts = not self.replicas[address].draining
-        wait_seconds = self._wait_seconds(self.replicas[address])
+        wait_seconds = self._drain_ends.wait_seconds(self.replicas[address], self.replicas.now)
         self.replicas.lost(address, message)
         for request in attempts.values():
             request.replica = None
@@ -455,14 +454,6 @@ class Dispatcher:
         if (replica := self._drain_ends.next_replica(self.replicas, requests_wait=waits)) is not None:
             replica.ends_drain = True
             self._send(replica.address, EndDrain())
-
-    def _wait_seconds(self, replica: Replica) -> float | None:
-        """Return how long the requests of a replica that is lost may wait: for the rest of its drain, if that is more
-        than the queue timeout (None)."""
-        if replica.drains_since is None:
-            return None
-        left = replica.drains_since + self._drain_seconds - self.replicas.now
-        return left if left > self._queue_seconds else None
 
     def _take_progress(self, request: _Request) -> bool:
         """Add the tokens that a request has received to its next attempt. False: it has ended, and is forgotten."""

@@ -54,6 +54,10 @@ class DrainEnds:
         self._since = replicas.now
         return min(able, key=lambda replica: (replica.load, replica.name))
 
+    def wait_seconds(self, replica: Replica, now: float) -> float:
+        """Return how long the requests of a replica may wait for another one if it is lost now."""
+        left = 0.0 if replica.drains_since is None else replica.drains_since + self._drain_seconds - now
+        return max(self._queue_seconds, left)
+
     def _starts_in_time(self, replica: Replica, now: float) -> bool:
-        left = self._drain_seconds if replica.drains_since is None else replica.drains_since + self._drain_seconds - now
-        return replica.start_seconds <= max(self._queue_seconds, left) * MAX_START_SHARE
+        return replica.start_seconds <= self.wait_seconds(replica, now) * MAX_START_SHARE
