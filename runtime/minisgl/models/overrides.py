@@ -15,8 +15,9 @@ CONFIG_FIELDS: Final = frozenset(
         *("layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias", "mlp_only_layers"),
         *("moe_intermediate_size", "norm_topk_prob", "num_attention_heads", "num_experts", "num_experts_per_tok"),
         *("num_hidden_layers", "num_key_value_heads", "num_local_experts", "original_max_position_embeddings"),
-        *("partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters", "rope_scaling"),
-        *("rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window", "vocab_size"),
+        *("partial_rotary_factor", "quantization", "quantization_config", "rms_norm_eps", "rope_parameters"),
+        *("rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window"),
+        "vocab_size",
     }
 )
 """Fields of config.json that `ModelConfig.parse` reads."""
