@@ -9,7 +9,7 @@ import httpx
 from openai import OpenAI
 
 from cluster.layout import in_url
-from harness.namespace import PATIENCE, Namespace
+from harness.namespace import PATIENCE, Manifest, Namespace
 
 RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,
@@ -41,6 +41,10 @@ class ClientPod:
         found = self.namespace.get("service", service)
         assert found is not None, f"no Service {service}"
         return f"http://127.0.0.1:{self.port_to(in_url(found['spec']['clusterIP']) + ':80')}"
+
+    def pod_url(self, pod: Manifest) -> str:
+        """URL on the host that is forwarded to a frontend pod, past its Service."""
+        return f"http://127.0.0.1:{self.port_to(in_url(pod['status']['podIP']) + ':8000')}"
 
     def openai(self, service: str, api_key: str = "none") -> OpenAI:
         """Client without retries. Waits until the Service answers: nodes learn of its endpoints a moment after the API

@@ -20,12 +20,13 @@ _PAUSE: Final = 0.2
 _GIVE_UP: Final = 240.0
 """Seconds after which a request that is retried counts as not answered."""
 _TIMEOUT: Final = httpx.Timeout(60, connect=10)
-_LONG: Final = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 800, "ignore_eos": True}
+_TOKENS: Final = 800
+_LONG: Final = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": _TOKENS, "ignore_eos": True}
 _SHORT: Final = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
 
 
 class _Broken(Exception):
-    """A frontend ended a stream after its first token, with an error or without [DONE]."""
+    """A frontend ended a stream after its first token with an error, or before the answer was whole."""
 
 
 class _Cut(Exception):
@@ -92,9 +93,10 @@ class Traffic:
         Raises _Broken, _Cut, _Unanswered.
         """
         found: list[str] = []
-        finished = False
+        tokens, finished = 0, False
         try:
             request = {"model": "demo", "stream": True, "temperature": 0, **body}
+            request["stream_options"] = {"include_usage": True}
             with httpx.stream("POST", f"{self.url}/v1/chat/completions", json=request, timeout=_TIMEOUT) as response:
                 if response.status_code != 200:
                     raise _Unanswered(f"{response.status_code} {response.read().decode()}")
@@ -108,10 +110,13 @@ class Traffic:
                     if "error" in event:
                         raise (_Broken if found else _Unanswered)(json.dumps(event["error"]))
                     found += [c["delta"]["content"] for c in event["choices"] if c["delta"].get("content")]
+                    tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
         except httpx.HTTPError as error:
             raise (_Cut if found else _Unanswered)(f"{type(error).__name__} {error}") from error
         if not finished:
             raise (_Broken if found else _Unanswered)("the stream ended without [DONE]")
+        if body is _LONG and tokens != _TOKENS:
+            raise _Broken(f"the answer ended after {tokens} of {_TOKENS} tokens")
         return "".join(found)
 
     def wait_for_answers(self, count: int = 3) -> None:

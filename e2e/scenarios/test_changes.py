@@ -228,7 +228,7 @@ def test_a_frontend_that_is_deleted_serves_clients_that_do_not_know_it_yet(
     namespace.wait_for_condition("demo", "Ready")
     (pod,) = namespace.pods("demo", "frontend")
     name = pod["metadata"]["name"]
-    url = f"http://127.0.0.1:{client.port_to(pod['status']['podIP'] + ':8000')}/v1"
+    url = f"{client.pod_url(pod)}/v1"
     began = time.monotonic()
     namespace.kubectl("delete", "pod", name, "--wait=false")
     namespace.wait("a pod that is not ready", lambda: not _is_ready(namespace.get("pod", name)))

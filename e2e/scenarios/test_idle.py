@@ -24,9 +24,7 @@ def resync_every_30_seconds(images: dict[str, str]) -> Iterator[None]:
     installation.install(images)
 
 
-@pytest.mark.parametrize(
-    "seconds", [pytest.param(180, marks=pytest.mark.short), pytest.param(1800, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("seconds", [180, pytest.param(1800, marks=pytest.mark.soak)])
 def test_an_idle_operator_writes_nothing_but_its_lease(
     namespace: Namespace, resync_every_30_seconds: None, seconds: int
 ) -> None:

@@ -85,7 +85,11 @@ def test_pods_of_a_lost_node_are_created_again_on_another(
 ) -> None:
     apply_spread(namespace)
     lost = engine_on(namespace, victim)
-    with traffic(client.service_url("demo"), retry=True) as sent:
+    (frontend,) = [pod for pod in namespace.pods("demo", "frontend") if pod["spec"]["nodeName"] != victim]
+    with (
+        traffic(client.service_url("demo"), short=1, retry=True) as sent,
+        traffic(client.pod_url(frontend), short=1) as surviving,
+    ):
         began = time.monotonic()
         with nodes.powered_off(victim), declared(victim):
             # The status still counts a lost replica until the operator notices.
@@ -96,8 +100,9 @@ def test_pods_of_a_lost_node_are_created_again_on_another(
         namespace.wait_for_condition("demo", "Ready")
     found = namespace.get("pod", lost["metadata"]["name"])
     assert found is not None and found["metadata"]["uid"] != lost["metadata"]["uid"]
-    measurement(f"a lost node: {sent.summary()}")
+    measurement(f"a lost node: {sent.summary()}; at the other frontend: {surviving.summary()}")
     sent.check(frontend_lost=True)
+    surviving.check()
 
 
 def test_a_pod_with_a_hung_process_keeps_its_device(
