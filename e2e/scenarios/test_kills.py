@@ -16,7 +16,7 @@ from harness.models import AGENT, cpu_model
 from harness.namespace import Namespace
 from harness.pods import delete_by_force, ready_pods
 from harness.ranks import kill_rank, launcher_status, launcher_url
-from support.continuity_results import record
+from support.continuity_results import check_pauses, record
 
 PODS = ("demo-r0-0", "demo-r0-1")
 SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])
@@ -53,9 +53,11 @@ def killing(known: Known, client: ClientPod, tensor: int, tokens: int = 400) -> 
 
 def check(scenario: str, killed: str, replicas: int, found: Kills, measurement: Measurement) -> None:
     measurement(f"{scenario}: {found.summary()}")
-    record(scenario, {"killed": killed, "replicas": replicas, **found.result()})
+    figures = {"killed": killed, "replicas": replicas, **found.result()}
+    record(scenario, figures)
     assert not found.failed, found.summary()
     assert not found.changed, found.summary()
+    check_pauses(figures)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from harness.prometheus import CHART, PROGRAMS, queries
+from minisgl_operator.render import render
 from support.cluster.chart import MATRIX, NAMESPACE, of_kind, rendered
+from support.cluster.inference_models import DEFAULTS, inference_model
 
 RULES = CHART / "rules/minisgl.yaml"
 MOST_CONFIG_MAP_BYTES = 1 << 20
@@ -113,6 +115,23 @@ def test_frontends_of_the_watched_namespaces_are_scraped(name: str, expected: di
     [monitor] = of_kind(rendered(MATRIX[name] | {"metrics": {"podMonitor": {"enabled": True}}}), "PodMonitor")
     assert monitor["spec"]["namespaceSelector"] == expected
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "http", "interval": "30s"}]
+
+
+def test_the_monitor_selects_frontends_by_their_labels_and_scrapes_a_port_that_they_have() -> None:
+    [monitor] = of_kind(rendered({"metrics": {"podMonitor": {"enabled": True}}}), "PodMonitor")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    specs = [each.get("spec", {}) for each in render(inference_model(), DEFAULTS)]
+    templates = [spec["template"] for spec in specs if "template" in spec]
+    selected = [each for each in templates if wanted <= each["metadata"]["labels"].items()]
+    assert [each["spec"]["containers"][0]["name"] for each in selected] == ["frontend"]
+    ports = {port["name"] for port in selected[0]["spec"]["containers"][0]["ports"]}
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
+
+
+def test_every_alert_is_seen_to_fire() -> None:
+    tested = (Path(__file__).parent / "alerts_test.yaml").read_text()
+    for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:
+        assert rule["alert"] in tested, rule["alert"]
 
 
 def test_the_operators_metrics_keep_the_namespaces_of_models() -> None:

@@ -10,6 +10,22 @@ from typing import Any, Final
 RESULTS: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "continuity.json"
 
 
+_SLACK: Final = 3
+"""For machines that are busy with others; the results have the true figures."""
+
+
+def check_pauses(figures: Mapping[str, Any]) -> None:
+    """Assert that pauses at kills are not far longer than docs/operations.md promises."""
+    if figures["replicas"] > 1:
+        promised = {"p50": 0.5, "p99": 1.0}
+    elif figures["killed"] == "ranks":
+        promised = {"p50": 2.0, "p99": 5.0}
+    else:
+        promised = {"p99": 20.0}
+    for percentile, seconds in promised.items():
+        assert figures[f"gap_{percentile}_s"] <= _SLACK * seconds, figures
+
+
 def record(scenario: str, figures: Mapping[str, Any]) -> None:
     """Replace the scenario's object, and the figures of all scenarios."""
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

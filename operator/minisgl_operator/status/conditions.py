@@ -36,7 +36,7 @@ def all_conditions(facts: Facts) -> Conditions:
     }
     return {
         **prerequisites,
-        ConditionType.READY: ready(facts, prerequisites.values()),
+        ConditionType.READY: ready(facts, prerequisites),
         ConditionType.PROGRESSING: progressing(facts),
         ConditionType.DEGRADED: degraded(facts),
         ConditionType.INTERCONNECT_OPTIMAL: interconnect_optimal(facts),

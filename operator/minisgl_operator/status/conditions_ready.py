@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.conditions import ConditionType, Reason
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.status.condition import Condition, suspended
 
 
-def ready(facts: Facts, prerequisites: Iterable[Condition]) -> Condition:
+def ready(facts: Facts, prerequisites: Mapping[ConditionType, Condition]) -> Condition:
     """A condition that is not Ready repeats the first of the `prerequisites` that is not True."""
     if not facts.replicas:
         return suspended(facts)
@@ -18,9 +18,13 @@ def ready(facts: Facts, prerequisites: Iterable[Condition]) -> Condition:
     if facts.routable and facts.ready_frontends and Ref("Service", facts.model.name) not in facts.conflicts:
         message = f"{facts.routable} of {len(facts.replicas)} replicas are routable at {facts.url}."
         return Condition("True", Reason.READY, message)
-    failing = next((condition for condition in prerequisites if condition.status != "True"), None)
-    if failing is not None:
-        return Condition("False", failing.reason, failing.message)
+    failing = {type: condition for type, condition in prerequisites.items() if condition.status != "True"}
+    if failing:
+        first = next(iter(failing.values()))
+        if first.reason is Reason.WAITING_FOR_FETCH:
+            # It says why the pod of the fetch has not started.
+            first = failing.get(ConditionType.SCHEDULED, first)
+        return Condition("False", first.reason, first.message)
     if not facts.routing.any_report:
         message = "No frontend reports to the operator which replicas it reaches. Check the NetworkPolicies."
         return Condition("Unknown", Reason.UNREACHABLE, message)

@@ -47,6 +47,14 @@ def test_engines_are_created_when_the_fetch_is_complete() -> None:
     assert Ref("StatefulSet", "qwen-r0") in applied(cluster.plan())
 
 
+def test_engines_are_created_at_once_on_a_claim_that_was_filled_beforehand() -> None:
+    cache = {"cache": {"claimName": "filled", "accessMode": "ReadOnlyMany"}}
+    cluster = SimulatedCluster(raw_model({"model": cache, "replicas": 2}), DEFAULTS)
+    cluster.settle()
+    assert sorted(cluster.serving()) == ["qwen-r0", "qwen-r1"]
+    assert not {ref for ref in cluster.objects if ref.kind in ("Job", "PersistentVolumeClaim")}
+
+
 def test_a_new_source_is_fetched_while_the_old_one_serves() -> None:
     cluster = SimulatedCluster(raw_model({"replicas": 2}), DEFAULTS)
     cluster.settle()

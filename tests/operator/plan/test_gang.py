@@ -105,6 +105,17 @@ def test_a_partly_placed_replica_returns_its_gpus_after_a_minute_and_tries_again
     assert pause_of(cluster) == {}
 
 
+def test_models_of_the_same_age_try_again_at_different_times() -> None:
+    ends = set()
+    for uid in range(1, 6):
+        cluster = cluster_with(5, {"replicas": 1}, uid=uid)
+        cluster.settle()
+        cluster.now += timedelta(minutes=1)
+        cluster.settle()
+        ends.add(pause_of(cluster)[names.PAUSED_UNTIL_ANNOTATION])
+    assert len(ends) == 5, ends
+
+
 def test_each_pod_that_gets_a_node_postpones_the_end_of_the_attempt() -> None:
     cluster = cluster_with(1, {"replicas": 1})
     for slots in range(1, 9):

@@ -77,6 +77,23 @@ def test_a_replica_is_emptied_refilled_and_rollout_ready_before_the_next() -> No
     assert counts(cluster) == {"qwen-r1": 0}
 
 
+def test_an_edit_of_recovery_keeps_the_pods_and_reaches_those_that_are_created_next() -> None:
+    cluster = settled({"replicas": 2})
+    before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    cluster.edit({"recovery": {"maxRestarts": 9, "windowSeconds": 60}})
+    cluster.settle()
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()} == before
+    assert {max_restarts(pod) for pod in cluster.pods.values()} == {"5"}
+    roll_out(cluster, "engine:2")
+    cluster.settle()
+    assert {max_restarts(pod) for pod in cluster.pods.values()} == {"9"}
+
+
+def max_restarts(pod: Manifest) -> str:
+    arguments: list[str] = pod["spec"]["containers"][0]["args"]
+    return arguments[arguments.index("--max-restarts") + 1]
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(replicas=st.integers(2, 4), source=st.sampled_from((CLAIM, HUB)), seed=st.integers(0, 2**32))
 def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[str, Any], seed: int) -> None:

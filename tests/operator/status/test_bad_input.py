@@ -337,6 +337,17 @@ def test_fields_that_a_quota_requires_are_named_for_all_pods() -> None:
     expect(scene, "Scheduled", "FieldsRequired", '"team"', f"set {', '.join(fields)}", "LimitRange")
 
 
+def test_fields_that_a_quota_requires_are_named_for_the_fetch_pod() -> None:
+    scene = fetch_scene()
+    scene.no_pods("fetch-pod")
+    job = next(body for ref, body in scene.children.items() if ref.kind == "Job")
+    job["status"] = {}
+    required = "failed quota: team: must specify limits.cpu for: fetch; limits.memory for: fetch"
+    scene.event(job, "FailedCreate", f'Error creating: pods "qwen-fetch-x7" is forbidden: {required}')
+    fields = "spec.fetch.resources.limits.cpu, spec.fetch.resources.limits.memory"
+    expect(scene, "Scheduled", "FieldsRequired", '"team"', f"set {fields}", "LimitRange")
+
+
 def test_pods_rejected_by_a_policy_are_reported() -> None:
     scene = starting()
     scene.no_pods("qwen-r0")
@@ -384,6 +395,7 @@ def test_a_cache_without_a_volume_is_reported(event: str, message: str) -> None:
     assert conditions["Scheduled"]["reason"] == "NoStorageClass"
     assert message in conditions["Scheduled"]["message"]
     assert "spec.model.cache.storageClassName" in conditions["Scheduled"]["message"]
+    assert conditions["Ready"]["message"] == conditions["Scheduled"]["message"]
 
 
 FETCH = [

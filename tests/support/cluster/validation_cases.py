@@ -421,6 +421,23 @@ _WRONG_TEMPLATES: Final = (
         f"{_ENGINE_TEMPLATE}.annotations",
         "the operator sets annotations that begin with serving.minisgl.io/",
     ),
+    *(
+        Case(f"more than {most} {field}", _template(**{field: value}), f"{_ENGINE_TEMPLATE}.{field}")
+        for field, most, value in (
+            ("labels", 32, {f"team-{number}": "a" for number in range(33)}),
+            ("annotations", 32, {f"team-{number}": "a" for number in range(33)}),
+            ("volumes", 16, [{"name": f"a{number}", "emptyDir": {}} for number in range(17)]),
+            ("resourceClaims", 8, [{"name": f"a{number}", "resourceClaimName": "a"} for number in range(9)]),
+        )
+    ),
+    Case(
+        "more than 16 mounts",
+        _template(
+            volumes=[{"name": "own", "emptyDir": {}}],
+            volumeMounts=[{"name": "own", "mountPath": f"/data/{number}"} for number in range(17)],
+        ),
+        f"{_ENGINE_TEMPLATE}.volumeMounts",
+    ),
     Case("volume of nothing", _volume(), f"{_ENGINE_TEMPLATE}.volumes[0]", "set exactly one of configMap"),
     Case(
         "volume of two things",

@@ -30,7 +30,7 @@ import msgspec
 
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.agent_markers import add_markers
-from support.continuity_results import record
+from support.continuity_results import check_pauses, record
 from support.frontend.served import Served, eventually
 from support.launcher.kill_matrix import PLAIN, STARTED, STREAMS
 
@@ -341,9 +341,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for ranks in args.tp:
         with tempfile.TemporaryDirectory(prefix="killed-") as folder:
             figures, found = run(args.kills, ranks, Path(folder), args.seed)
-        record(f"serve --tp {ranks}", {"killed": "ranks", "replicas": 1, **msgspec.to_builtins(figures)})
+        results = {"killed": "ranks", "replicas": 1, **msgspec.to_builtins(figures)}
+        record(f"serve --tp {ranks}, seed {args.seed}", results)
         print(f"serve --tp {ranks}: {msgspec.json.encode(figures).decode()}", flush=True)
         faults += [f"tp {ranks}: {fault}" for fault in found]
+        check_pauses(results)
     print("\n".join(faults) if faults else "no faults")
     return 1 if faults else 0
 
