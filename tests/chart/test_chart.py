@@ -346,7 +346,10 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"rollout": {"window": {"endHour": 25}}}}, "window/endHour"),
         ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
         ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics/enabled': value must be true"),
+        ({"metrics": {"enabled": None, "serviceMonitor": {"enabled": True}}}, "'enabled'"),
         ({"metrics": {"rules": {"enabled": True}}}, "metrics/serviceMonitor/enabled': value must be true"),
+        ({"metrics": {"rules": {"enabled": True}, "serviceMonitor": {"enabled": None}}}, "'enabled'"),
+        ({"metrics": {"rules": {"enabled": True}, "serviceMonitor": None}}, "'serviceMonitor'"),
         ({"fullnameOverride": "1st"}, "fullnameOverride"),
     ],
 )
@@ -380,6 +383,14 @@ def test_rules_that_are_left_out_need_no_service_monitor(left_out: tuple[str, ..
 @pytest.mark.parametrize("left_out", [("serviceMonitor",), ("serviceMonitor", "enabled")], ids=".".join)
 def test_a_service_monitor_that_is_left_out_needs_no_metrics(left_out: tuple[str, ...]) -> None:
     _validate_without(left_out, {"enabled": False})
+
+
+@pytest.mark.parametrize("name", ["serviceMonitor", "podMonitor", "rules", "dashboards"])
+def test_a_part_of_the_metrics_that_is_null_is_left_out(name: str) -> None:
+    kinds = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor", "rules": "PrometheusRule"}
+    objects = rendered({"metrics": {name: None}})
+    assert not of_kind(objects, kinds.get(name, "ConfigMap"))
+    assert [each for each in of_kind(objects, "Service") if each["spec"]["ports"][0]["name"] == "metrics"]
 
 
 def _validate_without(left_out: tuple[str, ...], metrics: Object) -> None:

@@ -89,8 +89,8 @@ def retry_of(replica: Replica, status: Mapping[str, Any], window: timedelta, now
             waits=True,
         )
     if previous is not None and (since := replica.ready_since) is not None:
-        # The start may have taken longer than `window`. A clock of a node may be behind.
-        since = max(since, previous.failed_at)
+        # The start may have taken longer than `window`. A clock of a node may be behind, or ahead.
+        since = min(max(since, previous.failed_at), now)
         if now >= since + previous.pause + window:
             return None
     return previous

@@ -113,16 +113,20 @@ def upgrade_of(
     if not takes_requests(model_object):
         return Upgrade("Current", target, current_hash)
     state = recorded.get("state")
-    has_begun = state in ("Upgrading", "Failed") or (state == "Upgraded" and has_target)
+    was_complete = state == "Upgraded" and has_target
+    has_begun = state in ("Upgrading", "Failed") or was_complete
     if admitted and outdated and not has_begun:
         # The status first: an operator that stops between a child and the status would not know that the model has
         # begun, and leave it half-way if its turn, or the window, is over.
         return Upgrade("Upgrading", target, current_hash, True, True)
     if admitted or has_begun:
-        waits_for_frontends = not templates.frontends_are_done and not templates.engines_have_begun
+        waits_for_frontends = not (was_complete or templates.frontends_are_done or templates.engines_have_begun)
         # Only a request starts a model at zero, so no other model can wait until it serves.
         serves = wanted == 0 or _is_ready(status)
-        now = _state_in_turn(templates, failure, serves, was_complete=state == "Upgraded" and has_target)
+        now = _state_in_turn(templates, failure, serves, was_complete)
+        if state == "Failed" and wanted == 0:
+            # Going to zero repairs nothing.
+            now = "Failed"
         return Upgrade(now, target, current_hash, holds_engines=waits_for_frontends)
     if not outdated:
         return Upgrade("Current", target, current_hash)

@@ -19,7 +19,8 @@ from minisgl_operator.shell.resources import CORE_EVENT, POD
 _MIN_PERIOD: Final = 5.0
 _MAX_PERIOD: Final = 60.0
 # A hundred waiting pods of a model have one cause, not a hundred.
-_MAX_OBJECTS: Final = 8
+_MAX_PODS: Final = 8
+_MAX_OTHERS: Final = 32
 _MAX_EVENTS: Final = 50
 
 
@@ -34,13 +35,15 @@ class PodEvents:
         self, objects: Iterable[Manifest], now: datetime
     ) -> tuple[dict[str, tuple[ObjectEvent, ...]], float | None]:
         """Events by uid, oldest first, and the seconds until another list is due; None without waiting objects."""
-        # Pods last: many may wait, and only Events of their controllers and claims tell why others cannot be created.
-        waiting = sorted(filter(waits_for_event, objects), key=lambda one: one["kind"] == POD.kind)[:_MAX_OBJECTS]
+        waiting = [one for one in objects if waits_for_event(one)]
+        pods = [one for one in waiting if one["kind"] == POD.kind]
+        # Only Events of their controllers and claims tell why other pods cannot be created.
+        others = [one for one in waiting if one["kind"] != POD.kind]
         found: dict[str, tuple[ObjectEvent, ...]] = {}
         due: list[float] = []
         clock = asyncio.get_running_loop().time()
         self._known = {uid: entry for uid, entry in self._known.items() if clock - entry[0] < 2 * _MAX_PERIOD}
-        for one in waiting:
+        for one in (*others[:_MAX_OTHERS], *pods[:_MAX_PODS]):
             metadata = one["metadata"]
             uid, age = metadata["uid"], (now - parse_time(metadata["creationTimestamp"])).total_seconds()
             period = min(max(age / 4, _MIN_PERIOD), _MAX_PERIOD)

@@ -33,11 +33,14 @@ def ending_pod(facts: Facts, pods: Iterable[Manifest]) -> Condition | None:
 
 def _successor(facts: Facts, pod: Manifest) -> str:
     """Advice on how to get another replica without the devices of this pod; empty for pods that no wanted replica
-    needs. Without its StatefulSet a replica no longer counts, and its pods keep their devices until they end."""
+    needs. A replica whose StatefulSet is being deleted no longer counts, and its pods keep their devices until they
+    end. In the background it would be gone before its other pods are deleted, and be created again for them."""
     name = replica_name(pod)
-    if not any(each.name == name and each.stateful_set is not None for each in facts.replicas):
+    wanted = (each for each in facts.replicas if each.stateful_set is not None and not each.being_removed)
+    if all(each.name != name for each in wanted):
         return ""
-    return f" To serve elsewhere meanwhile, run `kubectl delete statefulset {name}`: another replica is created."
+    command = f"kubectl delete statefulset {name} --cascade=foreground --wait=false"
+    return f" To serve elsewhere meanwhile, run `{command}`: another replica is created."
 
 
 def _condition(pod: Manifest, ending: Ending, successor: str) -> Condition:

@@ -19,7 +19,7 @@ def upgrade_status(facts: Facts) -> dict[str, Any] | None:
     result: dict[str, Any] = {"state": upgrade.state}
     if facts.turn is not None:
         result["wave"] = facts.turn.wave
-    if not (upgrade.holds_frontends or upgrade.holds_engines) or upgrade.state in ("Upgrading", "Failed"):
+    if not (upgrade.holds_frontends or upgrade.holds_engines) or upgrade.state in ("Upgrading", "Upgraded", "Failed"):
         result["target"] = upgrade.target
     if upgrade.spec_hash is not None:
         result["specHash"] = upgrade.spec_hash

@@ -207,6 +207,15 @@ def test_a_restart_without_a_valid_time_changes_nothing(at: object) -> None:
     assert life.reconcile(1) == {}
 
 
+def test_a_clock_that_is_ahead_keeps_the_count() -> None:
+    life = Life({"recovery": {"windowSeconds": 100}})
+    life.fail()
+    life.reconcile()
+    life.serve()
+    life.restart(at="9999-12-31T23:59:59Z")
+    assert life.reconcile(999)["failures"] == 1
+
+
 def test_failures_of_another_revision_do_not_count() -> None:
     life = Life()
     life.fail()

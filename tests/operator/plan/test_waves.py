@@ -358,6 +358,42 @@ def test_a_model_that_goes_to_zero_in_its_turn_is_not_waited_for_and_starts_with
     assert canary.is_done and canary.state == "Upgraded"
 
 
+def test_a_model_that_goes_to_zero_in_its_turn_keeps_it_while_a_frontend_is_not_ready() -> None:
+    made, _, canary = fleet_with_autoscaled_canary()
+    made.reconcile(canary)
+    canary.load = IDLE
+    run_alone(made, canary)
+    assert not canary.pods and canary.state == "Upgraded"
+    canary.frontends["status"]["readyReplicas"] = 0
+    canary.look()
+    for _ in range(3):
+        made.reconcile(canary)
+        assert canary.state == "Upgraded"
+    canary.load = WAKING
+    run_alone(made, canary)
+    assert canary.is_done and canary.state == "Upgraded"
+    assert versions(canary) == {"engine:2"}
+
+
+def test_going_to_zero_does_not_hide_that_the_new_engines_have_failed() -> None:
+    made, a, canary = fleet_with_autoscaled_canary()
+    run_alone(made, canary)
+    assert canary.is_done and canary.state == "Upgraded"
+    canary.broken = {"engine:2"}
+    canary.pods.clear()
+    run_alone(made, canary)
+    assert canary.state == "Failed"
+    canary.load = IDLE
+    made.settle()
+    assert not canary.pods and canary.state == "Failed"
+    assert versions(a) == {"engine:1"}
+    canary.broken = {"none"}
+    canary.load = WAKING
+    made.settle()
+    assert canary.state == "Upgraded"
+    assert versions(a) == {"engine:2"}
+
+
 def test_a_model_at_zero_whose_new_engines_fail_at_the_next_request_stops_the_waves() -> None:
     made, a, canary = fleet_with_autoscaled_canary()
     canary.broken = {"engine:2"}

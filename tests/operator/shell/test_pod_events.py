@@ -90,7 +90,14 @@ async def test_waiting_pods_do_not_hide_the_events_of_controllers_and_claims() -
     ]
     found, _ = await PodEvents(client).events_for([*pods, *others], NOW)  # type: ignore[arg-type]
     assert {"claim", "set", "job", "u0"} <= found.keys()
-    assert len(client.asked) == 8
+
+
+async def test_waiting_controllers_do_not_hide_the_events_of_pods() -> None:
+    client = Events()
+    sets = [body("StatefulSet", uid=f"set{number}", spec={"replicas": 1}, replicas=0) for number in range(100)]
+    found, _ = await PodEvents(client).events_for([*sets, body(uid="pod", phase="Pending")], NOW)  # type: ignore[arg-type]
+    assert "pod" in found
+    assert len(client.asked) == 33
 
 
 async def test_running_pods_cause_no_list_of_events() -> None:

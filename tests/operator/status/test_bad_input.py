@@ -691,7 +691,9 @@ def test_a_starting_replica_is_reported(phase: str, reason: str) -> None:
     assert scene.conditions()["Degraded"]["status"] == "False"
 
 
-SUCCESSOR = "run `kubectl delete statefulset qwen-r0`: another replica is created"
+SUCCESSOR = (
+    "run `kubectl delete statefulset qwen-r0 --cascade=foreground --wait=false`: another replica is created"
+)
 
 
 def not_terminating() -> Scene:
