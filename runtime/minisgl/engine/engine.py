@@ -398,7 +398,7 @@ def _warn_of_dequantized(parameters: Parameters, config: EngineConfig) -> None:
         reason = f"there are no kernels for them, or the shards of --tp {config.tensor_parallel} cut their blocks"
     logger.warning(
         "%.0f %% of the weights of linear layers are kept in %s although they are quantized: %s (docs/models.md)",
-        *(100 * parameters.num_dequantized / parameters.weights_by_type.total(), parameters.dtype_name, reason),
+        *(100 * parameters.dequantized_share, parameters.dtype_name, reason),
     )
 
 

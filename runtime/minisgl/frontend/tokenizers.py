@@ -464,7 +464,7 @@ class _Link:
             self._lose(f"the tokenizer worker's wire version is {state.version}, not {TEXT_WIRE_VERSION}; update it")
             return
         self._is_connected = True
-        if self.model is None and state.model is not None:
+        if self.model is None or state.model is None:
             for choice in self._choices.values():
                 self._requests.wait_anew(choice, self._last_state_at)
         self.model = state.model

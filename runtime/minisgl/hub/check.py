@@ -128,7 +128,7 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
     if config.quantization is not None:
         kept = checkpoint_parameters(config, keep_quantized=True)
         report.hopper_bytes = kept.num_bytes
-        _check_shards(config, kept.num_dequantized, report)
+        _check_shards(config, kept.dequantized_share, report)
     by_code: dict[str, list[Finding]] = {}
     for source in parameters.sources:
         report.num_parameters += math.prod(source.shape)
@@ -158,16 +158,16 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         report.notes.append(Finding(error.code, f"with --kv-cache-dtype fp8 it cannot be served: {error}"))
 
 
-def _check_shards(config: ModelConfig, dequantized: int, report: CheckpointReport) -> None:
-    """Note the numbers of ranks that have more weights in 16 bits than one rank, which has `dequantized`."""
+def _check_shards(config: ModelConfig, alone: float, report: CheckpointReport) -> None:
+    """Note the numbers of ranks with a larger share of weights in 16 bits than one rank has, which is `alone`."""
     from minisgl.models.decoder import checkpoint_parameters
 
     shares = []
     for ranks in [each for each in report.tensor_parallel_sizes if each > 1]:
         parameters = checkpoint_parameters(config, keep_quantized=True, ranks=ranks)
-        if parameters.num_dequantized * ranks > dequantized:
-            share = parameters.num_dequantized / parameters.weights_by_type.total()
-            shares.append(f"{share:.0%} with --tp {ranks}")
+        # Heads of keys and values that several ranks have change it a little, too.
+        if parameters.dequantized_share > alone + 0.01:
+            shares.append(f"{parameters.dequantized_share:.0%} with --tp {ranks}")
     if shares:
         message = f"on Hopper GPUs some shards cut blocks of quantized weights and take 16 bits: {', '.join(shares)}"
         report.notes.append(Finding("shards_dequantized", message))

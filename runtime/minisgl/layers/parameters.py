@@ -86,6 +86,11 @@ class Parameters:
         return tensor
 
     @property
+    def dequantized_share(self) -> float:
+        """Share of `num_dequantized` in the weights of linear layers and experts."""
+        return self.num_dequantized / max(1, self.weights_by_type.total())
+
+    @property
     def dtype_name(self) -> str:
         """Name of the model's data type, such as `bfloat16`."""
         return str(self.dtype).removeprefix("torch.")

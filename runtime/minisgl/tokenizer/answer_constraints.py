@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -17,6 +18,8 @@ from minisgl.tokenizer.callable_tools import callable_tools
 from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.messages import Thinking
 from minisgl.wire.text import Generate
+
+logger = logging.getLogger(__name__)
 
 _ANY_ARGUMENTS: Final = {"type": "object"}
 
@@ -69,6 +72,10 @@ class AnswerConstraints:
             return PreparedConstraints(state, self.of(generate, state))
         except (PromptError, GrammarError) as error:
             return PreparedConstraints(state, error)
+        except BaseException:  # a panic of the library is no Exception
+            logger.exception("the constraints of an answer could not be prepared")
+            message = "the tools or the schema could not be read; report it with the log of the tokenizer worker"
+            return PreparedConstraints(state, PromptError("internal_error", message))
 
 
 def answer_constraints(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> Constraints:

@@ -217,6 +217,21 @@ async def test_late_messages_of_a_lost_worker_are_ignored(links: Links) -> None:
     await links.until(True)
 
 
+async def test_requests_wait_anew_as_long_as_their_worker_has_no_engine(links: Links) -> None:
+    """The engine that others have reported says nothing about them."""
+    await links.workers[0].send(READY)
+    await links.until(True)
+    stream = links.submit()
+    (link, _) = links.tokenizers._links
+    waited = []
+    for model in (READY.model, None, None, READY.model, READY.model):
+        stream.queued_since = stream.last_progress_at = 0.0
+        link._on_state(msgspec.structs.replace(READY, at=time.monotonic(), model=model))
+        assert stream.queued_since == stream.last_progress_at
+        waited.append(stream.queued_since > 0)
+    assert waited == [False, True, True, True, False]
+
+
 async def test_resubmitted_requests_of_all_workers_are_counted(links: Links) -> None:
     metrics = links.tokenizers.requests.metrics
     first, second = links.tokenizers._links

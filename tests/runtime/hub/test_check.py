@@ -49,6 +49,13 @@ def test_numbers_of_ranks_that_cut_blocks_are_noted(tmp_path: Path) -> None:
     assert "--tp 2" not in note.message
 
 
+def test_ranks_that_share_a_head_of_keys_and_values_cut_no_blocks(tmp_path: Path) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    report = check_checkpoint(write_tiny_checkpoint(tmp_path, "qwen3", quantization="fp8-tensor", **sizes))
+    assert report.tensor_parallel_sizes == [1, 2, 4]
+    assert not report.notes
+
+
 def test_scales_of_the_kv_cache_are_no_unknown_tensors_but_checked(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
     tensors = load_file(checkpoint / "model.safetensors")

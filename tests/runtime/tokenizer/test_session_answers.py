@@ -14,6 +14,7 @@ from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.parsing.scanner import Scanner
+from minisgl.tokenizer import answer_constraints
 from minisgl.tokenizer.answer_constraints import AnswerConstraints
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
@@ -343,6 +344,27 @@ def test_constraints_that_were_prepared_fail_in_the_session() -> None:
         made.encoded(ID, array("i", [1]), (), prepared)
         failed = [message.code for message in made.take_to_frontend() if isinstance(message, TextFailed)]
         assert failed == ([] if code is None else [code])
+
+
+class Panic(BaseException):
+    """As one of a library in Rust."""
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), Panic("unwrap on none")])
+def test_constraints_that_cannot_be_prepared_fail_their_request_alone(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def grammar(*arguments: object, **options: object) -> str:
+        raise error
+
+    monkeypatch.setattr(answer_constraints, "answer_grammar", grammar)
+    request = Generate(id=ID, messages=(ChatMessage("user", "x"),), params=SamplingParams(), tools=tools("required"))
+    made = Session(TABLE, ANSWERS)
+    made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
+    made.begin(request)
+    made.encoded(ID, array("i", [1]), (), AnswerConstraints(ANSWERS).prepare(request, ReasoningState.BEFORE))
+    (failed,) = made.take_to_frontend()
+    assert isinstance(failed, TextFailed) and failed.code == "internal_error"
 
 
 def test_constraints_that_were_prepared_for_another_end_of_the_prompt_are_not_used() -> None:

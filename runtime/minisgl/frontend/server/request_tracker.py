@@ -108,7 +108,7 @@ class RequestTracker:
         stream.accept(choice, prompt_tokens, prompt_token_ids)
         if stream.is_accepted and stream.phase == "tokenizing":
             self._enter_phase(stream, "waiting")
-            stream.accepted_at = now
+            stream.accepted_at = stream.queued_since = now
             self.metrics.accept_time.observe(now - stream.started_at)
 
     def resume(self, choice: Choice, now: float) -> None:
@@ -120,8 +120,8 @@ class RequestTracker:
         choice.stream.mark_continued()
 
     def wait_anew(self, choice: Choice, now: float) -> None:
-        """An engine has come for an answer that had none. It has as much time for its next token as for a first one."""
-        choice.stream.last_progress_at = now
+        """The choice has no engine, or one has just come, which has as much time for it as for a new request."""
+        choice.stream.last_progress_at = choice.stream.queued_since = now
 
     def count_tokens(self, choice: Choice, tokens: int, now: float) -> None:
         """The choice has `tokens` in all now; 0: only the echoed prompt has arrived."""

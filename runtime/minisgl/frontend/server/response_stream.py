@@ -144,6 +144,8 @@ class ResponseStream:
         self.n = n
         self.phase: Phase = "tokenizing"
         self.accepted_at = 0.0
+        self.queued_since = 0.0
+        """Time at which the engine that has the request queued it."""
         self.first_token_at = 0.0
         self.last_token_at = 0.0
         self.last_progress_at = 0.0

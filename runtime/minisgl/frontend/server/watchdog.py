@@ -54,10 +54,11 @@ def _drop_slow_client(requests: RequestTracker, record: RequestRecord) -> None:
 
 def _apply_limits(requests: RequestTracker, stream: ResponseStream, now: float) -> None:
     limits = requests.limits
+    queued_for = now - stream.queued_since
     if now - stream.started_at > limits.request_seconds:
         message = f"the response was not complete within {limits.request_seconds:g} s"
         kind, error = "total", ApiError(408, "deadline_exceeded", message)
-    elif stream.phase == "waiting" and now - stream.accepted_at > limits.queue_seconds and _is_queued(requests, stream):
+    elif stream.phase == "waiting" and queued_for > limits.queue_seconds and _is_queued(requests, stream):
         message = f"the request was queued for more than {limits.queue_seconds:g} s; retry later"
         kind, error = "queue", ApiError(503, "queue_timeout", message)
     elif _is_stalled(requests, stream, now):

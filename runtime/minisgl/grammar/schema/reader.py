@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final, ParamSpec
 
 from minisgl.grammar.errors import GrammarError
@@ -377,9 +378,14 @@ def _finish_numbers(result: dict[str, Any], path: Path) -> None:
     result.update({name: at_most(result[name]) for name in highs})
     low = max((result[name] for name in lows), default=None)
     high = min((result[name] for name in highs), default=None)
-    if low is None or high is None or high - low >= 1 or result.get("type") == "integer":
+    if low is None or high is None or result.get("type") == "integer":
+        return
+    # An integer may be too large for the difference to a float.
+    if Decimal(high) - Decimal(low) >= 1:
         return
     if max(abs(low), abs(high)) > EXACT_INTEGER:
+        for name in (*lows, *highs):
+            del result[name]
         raise unsupported(path, "bounds beyond 2**53 that are less than 1 apart are not supported")
     if result.get("exclusiveMinimum") == low >= 0 and float(low).is_integer():
         result["minimum"] = inside(result.pop("exclusiveMinimum"), upwards=True)

@@ -35,6 +35,7 @@ OLD_TAG = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {
 HUGE = 17976931348623157 * 10**292
 """It is a double, but not when its first 15 digits are rounded up."""
 HUGE_BOUNDS = {"exclusiveMinimum": HUGE, "maximum": HUGE}
+HUGE_AND_FRACTION = {"minimum": HUGE, "maximum": 1.5}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 SHARED = [
@@ -188,6 +189,7 @@ def test_unknown_fields_in_a_constraint_are_reported() -> None:
         ("chat", {"guided_json": "{"}, "guided_json", "invalid_grammar", "JSON"),
         ("chat", {"guided_json": {"not": {}}}, "guided_json", "unsupported_schema", "not"),
         ("chat", {"guided_json": HUGE_BOUNDS}, "guided_json", "unsupported_schema", "2**53"),
+        ("chat", {"guided_json": HUGE_AND_FRACTION}, "guided_json", "unsupported_schema", "2**53"),
         ("completion", {"ebnf": "root ::= a"}, "ebnf", "invalid_grammar", "a"),
         ("completion", {"structural_tag": "{}"}, "structural_tag", "invalid_grammar", "format"),
         ("chat", {"json_schema": {"not": {}}}, "json_schema", "unsupported_schema", "not"),

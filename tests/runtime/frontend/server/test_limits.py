@@ -225,7 +225,7 @@ class Watched:
         record = RequestRecord(request_id="r", method="POST", path="/", started_at=started_at)
         stream = record.stream = ResponseStream(started_at, [(b"r" * 16, 1)])
         stream.phase = "waiting"
-        stream.accepted_at = started_at
+        stream.accepted_at = stream.queued_since = started_at
         self.requests.in_flight.add(record)
         return record, stream
 
@@ -245,7 +245,7 @@ async def test_the_total_time_is_limited() -> None:
 
 async def test_time_in_the_queue_is_limited() -> None:
     watched = Watched(queue_seconds=10)
-    watched.stream.accepted_at = 1.0
+    watched.stream.accepted_at = watched.stream.queued_since = 1.0
     watched.requests.update_engine(None, status(waiting=0), 0.0)
     assert watched.code_at(12) == "", "the queue is empty: the request is being prefilled"
     watched.add(2.0)
@@ -286,6 +286,16 @@ async def test_an_answer_gets_as_much_time_again_when_an_engine_comes() -> None:
     assert watched.code_at(229.9) == ""
     watched.requests.update_engine(None, status(steps=2, waiting=1), 230.0)
     assert watched.code_at(230.1) == "engine_stalled"
+
+
+async def test_a_request_without_a_token_waits_anew_in_the_queue_of_an_engine_that_comes() -> None:
+    watched = Watched(queue_seconds=10)
+    watched.stream.accepted_at = watched.stream.queued_since = 1.0
+    watched.requests.update_engine(None, None, 2.0)
+    watched.requests.wait_anew(watched.stream.choices[0], 200.0)
+    watched.requests.update_engine(None, status(steps=1, waiting=1), 200.0)
+    assert watched.code_at(209.9) == ""
+    assert watched.code_at(210.1) == "queue_timeout"
 
 
 async def test_a_request_without_a_token_outlives_a_stalled_engine() -> None:
