@@ -146,6 +146,29 @@ def test_an_answer_continues_behind_an_earlier_output(
         np.testing.assert_allclose(answer.scores.chosen, expected.scores.chosen[2:], atol=1e-4)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    "constraint",
+    [{}, {"allowed_token_ids": tuple(range(500))}, {"grammar": ToyGrammar(factor=1, length=60, least=1).text}],
+    ids=["free", "allowed tokens", "grammar"],
+)
+@pytest.mark.parametrize("is_eos", [False, True])
+def test_min_tokens_counts_the_tokens_before_a_loss(
+    start: Callable[..., CpuEngine], model: Model, overlap: bool, constraint: dict[str, Any], is_eos: bool
+) -> None:
+    """The token that ends the answer is the most likely one at each position."""
+    engine = start(num_pages=256)
+    end = engine.limits.eos_token_ids[0] if is_eos else 77
+    fields = {"stop_token_ids": () if is_eos else (end,), "logit_bias": {end: 100.0}, "min_tokens": 5, **constraint}
+    whole = model.answer(submit(PROMPT, **fields))
+    assert (len(whole.tokens), whole.tokens[5], whole.finish) == (6, end, "stop")
+    lost_at = [1, 2, 4, 5]
+    outputs = [np.array(whole.tokens[:count], np.int32).tobytes() for count in lost_at]
+    resumed = Serving(engine, overlap=overlap).answers([submit(PROMPT, output=output, **fields) for output in outputs])
+    assert [answer.tokens for answer in resumed] == [whole.tokens[count:] for count in lost_at]
+    assert [answer.finish for answer in resumed] == ["stop"] * len(lost_at)
+
+
 def test_a_row_drops_the_processors_of_the_previous_request(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit]
 ) -> None:

@@ -402,6 +402,18 @@ def test_held_back_text_and_stop_strings_reach_over_a_loss() -> None:
     assert (machine.texts[request_id], end.matched_stop) == ("ok ", "halt")
 
 
+def test_a_stop_string_before_min_tokens_is_text_also_behind_a_loss() -> None:
+    machine, _ = serving(0)
+    request_id = machine.ask(1, stop=("b",), min_tokens=4)
+    give_text(machine, machine.submits[0], "ab")
+    machine.kill_engine()
+    machine.start_engine(2)
+    give_text(machine, machine.submits[0], "bb")
+    end = machine.ends[request_id]
+    assert isinstance(end, Finished)
+    assert (machine.texts[request_id], end.matched_stop, end.completion_tokens) == ("abb", "b", 4)
+
+
 def test_every_choice_of_a_request_moves_alone() -> None:
     machine, (one, two, three) = serving(3)
     give_text(machine, machine.submits[0], "ab")
