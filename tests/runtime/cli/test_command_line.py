@@ -6,14 +6,17 @@ import argparse
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from minisgl import __version__
-from minisgl.cli import serve, version
+from minisgl.cli import frontend, serve, version
 from minisgl.cli.main import build_parser, main
 from minisgl.cli.models_tiny import QUANTIZATIONS
 from minisgl.config import EngineConfig
+from minisgl.launcher import frontend as frontend_launcher
+from minisgl.launcher import serve as serve_launcher
 from minisgl.launcher.endpoint import Endpoint
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.serve import ServeOptions
@@ -141,6 +144,32 @@ def test_defaults_of_serve_are_those_of_the_configuration(monkeypatch: pytest.Mo
     assert seen == [ServeOptions(engine=defaults, model_name=model.name, restarts=restarts, drain_timeout=25)], (
         "command line and configuration must have the same defaults"
     )
+
+
+@pytest.mark.parametrize("command", ["serve", "frontend"])
+@pytest.mark.parametrize(
+    ("flags", "continues", "held_bytes"),
+    [((), True, 64 << 20), (("--no-continue", "--max-held-bytes", "5"), False, 5)],
+)
+def test_flags_of_lost_engines_and_held_requests_reach_tokenizers_and_frontend(
+    command: str,
+    flags: tuple[str, ...],
+    continues: bool,
+    held_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(serve, "serve", seen.append)
+    monkeypatch.setattr(frontend, "serve_frontend", seen.append)
+    arguments = {"serve": [str(tiny_checkpoint()), "--device", "cpu"], "frontend": ["--engines", "chat"]}
+    assert main([command, *arguments[command], "--tokenizers", "2", *flags]) == 0
+    launcher: Any = {"serve": serve_launcher, "frontend": frontend_launcher}[command]
+    groups = {group.name: group for group in launcher.groups(*seen, tmp_path, 7)}
+    configs = {name: groups[name].processes(1)[0].config for name in ("tokenizer0", "tokenizer1", "frontend")}
+    assert [configs[name].continues for name in ("tokenizer0", "tokenizer1")] == [continues] * 2
+    limits = configs["frontend"].limits
+    assert (limits.continues, limits.held_bytes) == (continues, held_bytes)
 
 
 def test_version_prints_the_versions_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:

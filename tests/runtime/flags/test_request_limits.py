@@ -26,6 +26,7 @@ def test_every_flag_sets_its_field() -> None:
     args = parsed(
         *("--max-waiting", "5", "--max-waiting-tokens", "6", "--max-in-flight-per-key", "7"),
         *("--queue-timeout", "8", "--request-timeout", "9", "--stall-timeout", "10"),
+        *("--max-held-bytes", "11", "--no-continue"),
         *("--api-keys", "a", "--cors-origins", "https://a.example, https://b.example"),
         *("--admin-port", "0", "--admin-keys", "b"),
     )
@@ -36,6 +37,8 @@ def test_every_flag_sets_its_field() -> None:
         queue_seconds=8.0,
         request_seconds=9.0,
         stall_seconds=10.0,
+        held_bytes=11,
+        continues=False,
     )
     assert filled(args, Access()) == Access(
         api_keys="a",
@@ -45,7 +48,8 @@ def test_every_flag_sets_its_field() -> None:
     )
 
 
-def test_a_limit_of_zero_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flag", ["--max-waiting", "--max-held-bytes"])
+def test_a_limit_of_zero_is_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parsed("--max-waiting", "0")
-    assert "--max-waiting" in capsys.readouterr().err
+        parsed(flag, "0")
+    assert flag in capsys.readouterr().err

@@ -96,9 +96,11 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 def running(worker: Worker) -> Iterator[Worker]:
     thread = threading.Thread(target=worker.serve)
     thread.start()
-    yield worker
-    worker.stop()
-    thread.join()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join()
 
 
 @pytest.fixture
@@ -236,6 +238,21 @@ def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack,
     assert not {submit.id for submit in submits} & {waiting, streaming}
     state = stack.frontend.wait_for(WorkerState, lambda state: state.retried > 1)
     assert (state.retried, state.model and state.model.epoch) == (2, (1, 2))
+
+
+def test_without_continuation_only_requests_without_output_wait_for_the_next_epoch(stack: Stack) -> None:
+    with running(Worker(stack.config(continues=False))):
+        stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+        stack.wait_until_served()
+        waiting, streaming = stack.frontend.generate(1), stack.frontend.generate(2)
+        stack.scheduler.wait_for(Submit, 2)
+        stack.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]))
+        stack.frontend.wait_for(Texts)
+        stack.scheduler.close()
+        _, failed = stack.frontend.wait_for_end(streaming)
+        assert (failed.code, failed.message) == ("engine_unavailable", "the connection to the engine was lost")
+        stack.scheduler = stack.start_scheduler("next", (1, 2))
+        assert stack.frontend.wait_for_end(waiting)[0] == "xyz"
 
 
 def test_a_request_waits_for_a_restart_no_longer_than_the_queue_timeout(stack: Stack) -> None:
