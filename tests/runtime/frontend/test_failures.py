@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ from minisgl.frontend.config import FrontendConfig, RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.process import FrontendServer
 from minisgl.frontend.server.listeners import ServerError
-from minisgl.wire.messages import Abort, Ack, Failed, Submit
+from minisgl.wire.messages import Abort, Ack, Failed, FromScheduler, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
 from support.frontend.served import metric_sum
 from support.frontend.stack import EOS, FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+PING_SECONDS = 0.05
 
 MakeStack = Callable[..., FrontendStack]
 
@@ -108,6 +112,58 @@ def test_answers_go_on_at_the_next_start_of_a_lost_scheduler(make_stack: MakeSta
     after = stack.http.post("/v1/chat/completions", json=CHAT | {"max_tokens": 2})
     assert after.json()["choices"][0]["message"]["content"] == "ok"
     assert_continued(streamed, whole)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 2}, "data: [DONE]"),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 2}, "data: [DONE]"),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}, "event: response.incomplete"),
+        ("/v1/messages", {**CHAT, "model": "default", "max_tokens": 2}, "event: message_stop"),
+        ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 2}}, "data: [DONE]"),
+    ],
+)
+def test_a_stream_without_an_engine_gets_pings_until_its_answer_goes_on(
+    make_stack: MakeStack, path: str, body: dict[str, Any], end: str
+) -> None:
+    stack = make_stack(ping_seconds=PING_SECONDS)
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    began = time.monotonic()
+    with stack.http.stream("POST", path, json={**body, "stream": True}) as response:
+        lines = response.iter_lines()
+        next(line for line in lines if '"a"' in line)
+        stack.scheduler.close()
+        stack.wait_until_served(False)
+        # More than can have been sent before the loss was noticed.
+        pings = (time.monotonic() - began) / PING_SECONDS + 2
+        while pings > 0:
+            pings -= next(lines) in (": ping", "event: ping")
+        stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("org/tiny"), answer_with(ids("az")))
+        rest = list(lines)
+    goes_on = rest.index(": continued")
+    assert rest.count(": continued") == 1
+    assert {number > goes_on for number, line in enumerate(rest) if 'z"' in line} == {True}, rest
+    assert end in rest
+
+
+def test_the_header_of_a_whole_answer_counts_the_choices_that_went_on(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    numbers = itertools.count()
+
+    def answer(submit: Submit) -> list[FromScheduler]:
+        return [Ack(submit.id), row(submit.id, 0, ids("a")[0], None if next(numbers) else "length")]
+
+    stack.scheduler.answer = answer
+    with ThreadPoolExecutor(1) as pool:
+        body = {**CHAT, "n": 3, "max_tokens": 2}
+        whole = pool.submit(stack.http.post, "/v1/chat/completions", json=body)
+        stack.scheduler.wait_for(Submit, 3)
+        stack.scheduler.close(linger_ms=int(WAIT_SECONDS * 1000))
+        stack.scheduler = FakeScheduler(stack.scheduler_address, stack.card("org/tiny"), answer_with(ids("az")))
+        response = whole.result(WAIT_SECONDS)
+    assert sorted(choice["message"]["content"] for choice in response.json()["choices"]) == ["a", "az", "az"]
+    assert response.headers["x-minisgl-continued"] == "2"
 
 
 def test_a_killed_tokenizer_worker_fails_its_requests(make_stack: MakeStack) -> None:
