@@ -187,6 +187,82 @@ def test_a_stream_with_headers_that_no_engine_takes_ends_in_an_error_event(
     pod.until(lambda: counted.search(pod.http.get("/metrics").text) is not None)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": -1}),
+        ("/v1/responses", {**RESPONSES, "max_output_tokens": -1}),
+        ("/v1/messages", {**MESSAGES, "max_tokens": -1}),
+    ],
+)
+def test_an_error_of_a_held_stream_without_headers_has_a_status(
+    make_pod: MakePod, path: str, body: dict[str, Any]
+) -> None:
+    pod = make_pod(header_seconds=WAIT_SECONDS)
+    refused = pod.post(path, {**body, "stream": True})
+    pod.wait_for_held(1)
+    pod.start_engine()
+    response = refused.result(WAIT_SECONDS)
+    assert (response.status_code, response.headers["content-type"]) == (400, "application/json")
+    assert response.json()["error"]["message"]
+
+
+def test_a_stream_that_no_engine_takes_before_its_headers_has_a_status(make_pod: MakePod) -> None:
+    pod = make_pod(limits=RequestLimits(queue_seconds=0.5))
+    response = pod.post("/v1/chat/completions", {**CHAT, "stream": True}).result(WAIT_SECONDS)
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert int(response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        ("/v1/chat/completions", {**CHAT, "n": -1}, 'data: {"error":{"message":"n: '),
+        (
+            "/v1/responses",
+            {**RESPONSES, "max_output_tokens": -1},
+            'event: error\ndata: {"type":"error","sequence_number":0,',
+        ),
+        (
+            "/v1/messages",
+            {**MESSAGES, "max_tokens": -1},
+            'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error"',
+        ),
+    ],
+)
+def test_an_error_in_the_body_of_a_held_stream_with_headers_is_an_event(
+    make_pod: MakePod, path: str, body: dict[str, Any], error: str
+) -> None:
+    pod = make_pod(header_seconds=0.1)
+    text = ""
+    with pod.http.stream("POST", path, json={**body, "stream": True}) as response:
+        assert response.status_code == 200
+        pieces = response.iter_text()
+        text += next(pieces)
+        scheduler = pod.start_engine()
+        with pytest.raises(httpx.RemoteProtocolError):
+            for piece in pieces:
+                text += piece
+    assert text.startswith(": ping\n\n")
+    assert error in text and '"code":"invalid_value"' in text
+    assert not scheduler.received(Submit)
+    counted = re.compile(r'request_errors_total\S*code="invalid_value"\S* 1$', re.MULTILINE)
+    pod.until(lambda: counted.search(pod.http.get("/metrics").text) is not None)
+
+
+def test_a_held_body_that_is_no_json_gets_a_status_however_long_it_is_held(make_pod: MakePod) -> None:
+    pod = make_pod(header_seconds=0.1)
+    broken = pod.post("/v1/chat/completions", b'{"stream": true, broken')
+    pod.wait_for_held(1)
+    # A stream that came later has its headers.
+    with pod.http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:
+        assert response.status_code == 200
+        pod.start_engine()
+        assert "data: [DONE]" in list(response.iter_lines())
+    refused = broken.result(WAIT_SECONDS)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
+
+
 def test_an_answer_in_one_piece_keeps_its_status_however_long_it_is_held(make_pod: MakePod) -> None:
     pod = make_pod(header_seconds=0.1, limits=RequestLimits(queue_seconds=0.5))
     response = pod.post("/v1/chat/completions", CHAT).result(WAIT_SECONDS)
