@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import selectors
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.shell.client import ApiError
 from minisgl_operator.shell.lease import ATTEMPT, PERIOD, RENEW_DEADLINE, Lease
 from minisgl_operator.shell.resources import Resource
-
-
-class Skipping(selectors.SelectSelector):
-    """A loop that skips waiting times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.now += timeout or 0.0
-        return super().select(0)
-
-
-class SkippingLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._skipping = Skipping()
-        super().__init__(self._skipping)
-
-    def time(self) -> float:
-        return self._skipping.now
+from support.skipping_loop import SkippingLoop
 
 
 class Server:
