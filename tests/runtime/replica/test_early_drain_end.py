@@ -1,4 +1,4 @@
-"""The only engine pod of a model is stopped while answers run and new requests arrive."""
+"""Engine pods are stopped while answers run and new requests arrive."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Stream:
 
 
 @contextmanager
-def frontend(folder: Path, pods: Pods) -> Iterator[str]:
-    """Yields the URL of a frontend that is connected with the replica."""
+def frontend(folder: Path, pods: Pods, *, drain_seconds: float = DRAIN_SECONDS) -> Iterator[FrontendServer]:
+    """Yields a frontend that is connected with the replica."""
     engines = EngineDiscovery(
         host="127.0.0.1",
         scheduler_port=pods.ports["scheduler"],
@@ -74,12 +74,13 @@ def frontend(folder: Path, pods: Pods) -> Iterator[str]:
     tokenizer = TokenizerConfig(
         engines=engines,
         queue_seconds=QUEUE_SECONDS,
-        drain_seconds=DRAIN_SECONDS,
+        drain_seconds=drain_seconds,
         frontend_address=f"ipc://{folder}/text",
     )
     server = FrontendServer(
         FrontendConfig(
             port=0,
+            control_port=0,
             tokenizer_addresses=(tokenizer.frontend_address,),
             tokenizer=tokenizer,
             limits=RequestLimits(queue_seconds=QUEUE_SECONDS),
@@ -91,7 +92,7 @@ def frontend(folder: Path, pods: Pods) -> Iterator[str]:
     thread.start()
     assert listening.wait(WAIT_SECONDS)
     try:
-        yield f"http://127.0.0.1:{server.port}"
+        yield server
     finally:
         server.stop()
         server.stop()
@@ -115,7 +116,7 @@ def test_a_held_request_gets_the_next_pods_and_no_answer_changes(
         urls = []
         for name in ("a", "b"):
             (folder / name).mkdir()
-            urls.append(stack.enter_context(frontend(folder / name, pods)))
+            urls.append(f"http://127.0.0.1:{stack.enter_context(frontend(folder / name, pods)).port}")
             eventually(lambda: httpx.get(f"{urls[-1]}/v1/models").status_code == 200)
         expected = Stream(urls[0], tokens).wait()
         short = httpx.post(f"{urls[0]}/v1/completions", json=REQUEST, timeout=QUEUE_SECONDS).json()["choices"]
@@ -145,3 +146,42 @@ def test_a_held_request_gets_the_next_pods_and_no_answer_changes(
         assert [stream.continued for stream in streams] == [1, 1]
         status = leader.wait_for(phase="Ready")
         assert (status["restarts"], status["last_failure"]) == (0, None)
+
+
+def _routable(server: FrontendServer) -> int:
+    """Number of replicas that get requests."""
+    status = httpx.get(f"http://127.0.0.1:{server.control_port}/status").json()
+    return sum(replica["routable"] for replica in status["replicas"])
+
+
+def test_answers_go_on_at_another_replica_when_the_time_to_drain_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ExitStack() as stack:
+        # Not pytest's own directory: its path is too long for a socket below it.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pods-")))
+        flags = ("--tp", "1", "--drain-timeout", "0.1", "--served-model-name", "tiny")
+        replicas = []
+        for name in ("m-r0", "m-r1"):
+            (folder / name).mkdir()
+            program = "support.launcher.short_stops"
+            pods = Pods(folder / name, tiny_checkpoint(), *flags, program=program, replica=name)
+            stack.callback(pods.close)
+            pods.add()
+            replicas.append(pods)
+        for pods in replicas:
+            pods.all[0].wait_for(phase="Ready")
+        stopped = replicas[0].all[0]
+        # A name has one port for all its addresses, but both replicas are on this machine.
+        schedulers = {f"127.0.0.{number}": pods.scheduler for number, pods in enumerate(replicas, 1)}
+        monkeypatch.setattr("minisgl.router.engine_source.look_up", lambda *_: schedulers)
+        server = stack.enter_context(frontend(folder, replicas[0], drain_seconds=0.1))
+        url = f"http://127.0.0.1:{server.port}"
+        eventually(lambda: _routable(server) == 2)
+        expected = Stream(url, 1900).wait()
+
+        streams = [Stream(url, 1900) for _ in range(2)]
+        eventually(lambda: all(len(stream.text) > 10 for stream in streams))
+        stopped.popen.send_signal(signal.SIGTERM)
+        assert stopped.popen.wait(WAIT_SECONDS) == 0, stopped.log.read_text()
+        assert [stream.wait() for stream in streams] == [expected] * 2
+        assert sorted(stream.continued for stream in streams) == [0, 1]
+        eventually(lambda: _routable(server) == 1)

@@ -27,16 +27,23 @@ class EnginePod:
     """One launcher. Its state directory and its log outlive restarts, as those of a container."""
 
     def __init__(
-        self, folder: Path, index: int, flags: tuple[str, ...], ports: dict[str, int], program: str, host: str
+        self,
+        folder: Path,
+        index: int,
+        flags: tuple[str, ...],
+        ports: dict[str, int],
+        program: str,
+        host: str,
+        replica: str,
     ) -> None:
-        self.name = f"m-r0-{index}"
+        self.name = f"{replica}-{index}"
         self.url = f"http://{url_host(host)}:{ports['control']}"
         self.log = folder / f"{self.name}.log"
         self.log.touch()
         self._folder = folder
         self._command = [
             *(sys.executable, "-m", program, "engine", *flags),
-            *("--replica", "m-r0", "--leader", host, "--device", "cpu", "--num-pages", "512"),
+            *("--replica", replica, "--leader", host, "--device", "cpu", "--num-pages", "512"),
             *("--pod-index", str(index), "--pod-name", self.name, "--node-name", f"node-{index}"),
             *("--state-directory", str(folder / self.name), "--log-format", "json"),
             *(word for name in PORTS for word in (f"--{name}-port", str(ports[name]))),
@@ -119,9 +126,15 @@ class Pods:
     """Pods of one replica, with their own ports; pods are numbered from 0."""
 
     def __init__(
-        self, folder: Path, model: Path, *flags: str, program: str = "minisgl", host: str = "127.0.0.1"
+        self,
+        folder: Path,
+        model: Path,
+        *flags: str,
+        program: str = "minisgl",
+        host: str = "127.0.0.1",
+        replica: str = "m-r0",
     ) -> None:
-        """`program` is the module with the command `engine`; `host` the address of all pods."""
+        """`program` is the module with the command `engine`; `host` the address of all pods; `replica` their name."""
         first = free_ports(len(PORTS) + _MOST_RANKS)
         self.ports = {name: first + offset for offset, name in enumerate(PORTS)}
         self.all: list[EnginePod] = []
@@ -129,11 +142,12 @@ class Pods:
         self._flags = (str(model), *flags)
         self._program = program
         self._host = host
+        self._replica = replica
 
     def add(self, *flags: str, index: int | None = None) -> EnginePod:
         index = len(self.all) if index is None else index
         ports = self.ports if index == 0 else {**self.ports, "control": free_port()}
-        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports, self._program, self._host)
+        pod = EnginePod(self._folder, index, (*self._flags, *flags), ports, self._program, self._host, self._replica)
         self.all.append(pod)
         return pod
 
