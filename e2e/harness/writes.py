@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from cluster.control_plane import PLANE
@@ -19,7 +20,11 @@ _POD_NAME: Final = "authentication.kubernetes.io/pod-name"
 
 @dataclass(frozen=True)
 class Write:
-    """One write request of an operator. `code` is the HTTP status; 201 means that the object was created."""
+    """One write request of an operator.
+
+    code: the HTTP status; 201 means that the object was created.
+    at: when the API server got it, in seconds since 1970.
+    """
 
     pod: str
     verb: str
@@ -27,6 +32,7 @@ class Write:
     namespace: str
     name: str
     code: int
+    at: float = field(compare=False)
 
 
 def position() -> int:
@@ -53,6 +59,7 @@ def of_operators(since: int, release_namespace: str = NAMESPACE) -> Iterator[Wri
                     namespace=where.get("namespace", ""),
                     name=where.get("name", ""),
                     code=event.get("responseStatus", {}).get("code", 0),
+                    at=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),
                 )
 
 
