@@ -19,6 +19,8 @@ from support.tiny_checkpoint import tiny_checkpoint
 pytestmark = pytest.mark.timeout(600)
 
 _STALL_SECONDS = "6"
+PATIENT = ("--queue-timeout", "240")
+"""The answers before a request in the queue may take long on a busy machine."""
 
 Serve = Callable[..., Served]
 
@@ -94,7 +96,7 @@ def test_the_first_request_of_an_idle_server_outlives_a_hang(
 
 @pytest.mark.parametrize("operation", ["collect-0", "launch-0"])
 def test_answers_go_on_after_a_hang_under_load(operation: str, serve: Serve, hangs: Path) -> None:
-    served = serve("--max-running", "4")
+    served = serve("--max-running", "4", *PATIENT)
     streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(4)]
     eventually(lambda: all(client.chunks for client in streams))
     waiting = [Client(served.url, "tiny", stream=number < 2, tokens=40) for number in range(4)]
@@ -109,7 +111,7 @@ def test_answers_go_on_after_a_hang_under_load(operation: str, serve: Serve, han
 
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")])
 def test_answers_go_on_after_a_step_that_fails(flags: tuple[str, ...], serve: Serve, hangs: Path) -> None:
-    served = serve("--max-running", "2", *flags)
+    served = serve("--max-running", "2", *PATIENT, *flags)
     streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(2)]
     eventually(lambda: all(client.chunks for client in streams))
     waiting = Client(served.url, "tiny", stream=False, tokens=40)
