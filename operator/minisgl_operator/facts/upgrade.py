@@ -123,21 +123,20 @@ def upgrade_of(
         waits_for_frontends = not (was_complete or templates.frontends_are_done or templates.engines_have_begun)
         # Only a request starts a model at zero, so no other model can wait until it serves.
         serves = wanted == 0 or _is_ready(status)
-        now = _state_in_turn(templates, failure, serves, was_complete)
-        if state == "Failed" and wanted == 0:
-            # Going to zero repairs nothing.
-            now = "Failed"
+        # Going to zero repairs nothing.
+        has_failed = bool(failure) or (state == "Failed" and wanted == 0)
+        now = _state_in_turn(templates, has_failed, serves, was_complete)
         return Upgrade(now, target, current_hash, holds_engines=waits_for_frontends)
     if not outdated:
         return Upgrade("Current", target, current_hash)
     return Upgrade("Waiting" if _is_ready(status) else "Excluded", target, current_hash, True, True)
 
 
-def _state_in_turn(templates: Templates, failure: str, serves: bool, was_complete: bool) -> State:
-    """`serves`: the model is Ready or at zero. `was_complete`: all replicas have served with the new templates, and
-    only `serves` counts since then."""
+def _state_in_turn(templates: Templates, has_failed: bool, serves: bool, was_complete: bool) -> State:
+    """`has_failed`: engines of the new template were given up. `serves`: the model is Ready or at zero.
+    `was_complete`: all replicas have served with the new templates, and only `serves` counts since then."""
     new = (each for each in templates.replicas if each.revision == templates.engine_revision)
-    if failure or templates.frontends_have_failed or any(each.phase == "Failed" for each in new):
+    if has_failed or templates.frontends_have_failed or any(each.phase == "Failed" for each in new):
         return "Failed"
     complete = was_complete or (
         templates.frontends_are_done and all(each.rollout_ready for each in templates.replicas)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.status.condition import Condition
 
+_KEEPS_VERSION: Final = ("Waiting", "Excluded")
+"""States in which a model with pods of an earlier operator has not begun to replace them."""
 _OPT_OUT = "set spec.rollout.upgrade to Immediate to take the new version now"
 
 
@@ -19,7 +21,7 @@ def upgrade_status(facts: Facts) -> dict[str, Any] | None:
     result: dict[str, Any] = {"state": upgrade.state}
     if facts.turn is not None:
         result["wave"] = facts.turn.wave
-    if not (upgrade.holds_frontends or upgrade.holds_engines) or upgrade.state in ("Upgrading", "Upgraded", "Failed"):
+    if upgrade.state not in _KEEPS_VERSION:
         result["target"] = upgrade.target
     if upgrade.spec_hash is not None:
         result["specHash"] = upgrade.spec_hash
@@ -41,7 +43,7 @@ def upgrade_failed(facts: Facts) -> Condition | None:
 
 def upgrade_waiting(facts: Facts) -> Condition | None:
     """The condition of a model that keeps the pods of an earlier operator."""
-    if facts.upgrade is None or facts.upgrade.state not in ("Waiting", "Excluded"):
+    if facts.upgrade is None or facts.upgrade.state not in _KEEPS_VERSION:
         return None
     return Condition("False", Reason.UPGRADE_WAITING, f"The model keeps its version: {_awaited(facts)}")
 
