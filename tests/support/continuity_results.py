@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 RESULTS: Final = Path(__file__).parents[2] / "benchmarks" / "results" / "continuity.json"
-
-
 _SLACK: Final = 3
 """For machines that are busy with others; the results have the true figures."""
 

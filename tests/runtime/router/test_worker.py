@@ -215,7 +215,8 @@ def test_a_cancelled_request_is_aborted_and_forgotten(stack: Stack, worker: Work
     assert len(worker._session) == 0
 
 
-def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack, worker: Worker) -> None:
+def lose_the_engine(stack: Stack) -> tuple[bytes, bytes]:
+    """Lose an engine that has two requests. Returns the one without output, and the one whose first token is "x"."""
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     stack.wait_until_served()
     waiting, streaming = stack.frontend.generate(1), stack.frontend.generate(2)
@@ -223,6 +224,11 @@ def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack,
     stack.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]))
     stack.frontend.wait_for(Texts)
     stack.scheduler.close()
+    return waiting, streaming
+
+
+def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack, worker: Worker) -> None:
+    waiting, streaming = lose_the_engine(stack)
     assert stack.frontend.wait_for(WorkerState, lambda state: state.model is None).reason
     during_the_restart = stack.frontend.generate(3)
     assert stack.frontend.wait_for_end(during_the_restart)[1].code == NOT_TAKEN
@@ -242,13 +248,7 @@ def test_when_the_engine_dies_all_requests_wait_for_the_next_epoch(stack: Stack,
 
 def test_without_continuation_only_requests_without_output_wait_for_the_next_epoch(stack: Stack) -> None:
     with running(Worker(stack.config(continues=False))):
-        stack.scheduler.answer = lambda submit: [Ack(submit.id)]
-        stack.wait_until_served()
-        waiting, streaming = stack.frontend.generate(1), stack.frontend.generate(2)
-        stack.scheduler.wait_for(Submit, 2)
-        stack.scheduler.send(row(streaming, 0, TOKENIZER.encode("x").ids[0]))
-        stack.frontend.wait_for(Texts)
-        stack.scheduler.close()
+        waiting, streaming = lose_the_engine(stack)
         _, failed = stack.frontend.wait_for_end(streaming)
         assert (failed.code, failed.message) == ("engine_unavailable", "the connection to the engine was lost")
         stack.scheduler = stack.start_scheduler("next", (1, 2))

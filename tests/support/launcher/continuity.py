@@ -338,15 +338,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     faults: list[str] = []
+    measured: list[dict[str, Any]] = []
     for ranks in args.tp:
         with tempfile.TemporaryDirectory(prefix="killed-") as folder:
             figures, found = run(args.kills, ranks, Path(folder), args.seed)
-        results = {"killed": "ranks", "replicas": 1, **msgspec.to_builtins(figures)}
-        record(f"serve --tp {ranks}, seed {args.seed}", results)
+        measured.append({"killed": "ranks", "replicas": 1, **msgspec.to_builtins(figures)})
+        record(f"serve --tp {ranks}, seed {args.seed}", measured[-1])
         print(f"serve --tp {ranks}: {msgspec.json.encode(figures).decode()}", flush=True)
         faults += [f"tp {ranks}: {fault}" for fault in found]
-        check_pauses(results)
     print("\n".join(faults) if faults else "no faults")
+    for each in measured:
+        check_pauses(each)
     return 1 if faults else 0
 
 
