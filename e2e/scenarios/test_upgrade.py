@@ -63,32 +63,49 @@ def test_an_upgrade_and_a_rollback_lose_no_request(
     rollback.check()
 
 
+@pytest.mark.parametrize("in_waves", [False, True], ids=["at once", "in waves"])
 def test_an_upgrade_answers_every_request_whole(
     previous: dict[str, str],
     namespace: Namespace,
     client: ClientPod,
     images: dict[str, str],
     measurement: Callable[[str], None],
+    in_waves: bool,
 ) -> None:
-    """Frontends of the previous version do not continue streams: drains take longer than the longest answer."""
+    """Frontends of the previous version do not continue streams: drains take longer than the longest answer. In waves
+    the frontends change before the engines."""
     namespace.apply(spread_model("demo", drainSeconds=60))
     namespace.wait("two replicas", lambda: _runs(namespace, previous))
     # Both versions give these answers.
     kinds = ("plain", "long", "penalties", "stop", "logprobs")
-    with loaded("helm upgrade from 0.1.0", client.service_url("demo"), measurement, kinds=kinds):
-        installation.install(images)
+    scenario = f"helm upgrade from {build.PREVIOUS}{' in waves' if in_waves else ''}"
+    with loaded(scenario, client.service_url("demo"), measurement, kinds=kinds):
+        installation.install(images, {"defaults.rollout.maxModels": 1} if in_waves else None)
         namespace.wait("two replicas of today's version", lambda: _runs(namespace, images))
+    if in_waves:
+        frontends, engines = (_pods(namespace, component) for component in ("frontend", "engine"))
+        ready = [c["lastTransitionTime"] for pod in frontends for c in _conditions(pod) if c["type"] == "Ready"]
+        assert max(ready) <= min(pod["metadata"]["creationTimestamp"] for pod in engines)
+
+
+def _pods(namespace: Namespace, component: str) -> list[dict[str, Any]]:
+    selector = f"app.kubernetes.io/instance=demo,app.kubernetes.io/component={component}"
+    return list(namespace.objects("pods", selector))
+
+
+def _conditions(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return list(pod["status"].get("conditions", []))
 
 
 def _runs(namespace: Namespace, references: Mapping[str, str]) -> bool:
     """True if all pods of the model have these images, and both replicas and frontends are ready."""
     pods: list[dict[str, Any]] = []
     for component in ("engine", "frontend"):
-        found = namespace.objects("pods", f"app.kubernetes.io/instance=demo,app.kubernetes.io/component={component}")
+        found = _pods(namespace, component)
         if [pod["spec"]["containers"][0]["image"] for pod in found] != 2 * [references[component]]:
             return False
         pods += found
-    conditions = [(c["type"], c["status"]) for pod in pods for c in pod["status"].get("conditions", [])]
+    conditions = [(c["type"], c["status"]) for pod in pods for c in _conditions(pod)]
     status = namespace.status("demo")
     ready = conditions.count(("Ready", "True")) == len(pods)
     return ready and (status["readyReplicas"], status["phase"]) == (2, "Ready")
