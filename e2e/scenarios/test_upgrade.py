@@ -83,9 +83,15 @@ def test_an_upgrade_answers_every_request_whole(
         installation.install(images, {"defaults.rollout.maxModels": 1} if in_waves else None)
         namespace.wait("two replicas of today's version", lambda: _runs(namespace, images))
     if in_waves:
-        frontends, engines = (namespace.pods("demo", component) for component in ("frontend", "engine"))
+        frontends, engines = (_pods(namespace, component) for component in ("frontend", "engine"))
         ready = [c["lastTransitionTime"] for pod in frontends for c in _conditions(pod) if c["type"] == "Ready"]
         assert max(ready) <= min(pod["metadata"]["creationTimestamp"] for pod in engines)
+
+
+def _pods(namespace: Namespace, component: str) -> list[dict[str, Any]]:
+    """All pods, those that terminate too, which Namespace.pods leaves out."""
+    selector = f"app.kubernetes.io/instance=demo,app.kubernetes.io/component={component}"
+    return list(namespace.objects("pods", selector))
 
 
 def _conditions(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -96,7 +102,7 @@ def _runs(namespace: Namespace, references: Mapping[str, str]) -> bool:
     """True if all pods of the model have these images, and both replicas and frontends are ready."""
     pods: list[dict[str, Any]] = []
     for component in ("engine", "frontend"):
-        found = namespace.pods("demo", component)
+        found = _pods(namespace, component)
         if [pod["spec"]["containers"][0]["image"] for pod in found] != 2 * [references[component]]:
             return False
         pods += found
