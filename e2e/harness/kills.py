@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -22,6 +24,8 @@ _BETWEEN: Final = 16
 _EDGE: Final = 0.2
 """Part at the beginning and at the end of an answer in which it does not count as in the middle."""
 _PATIENCE: Final = 300.0
+_LONGEST: Final = 8
+"""Pauses that a summary tells."""
 _BACK_SECONDS: Final = 0.5
 """Between two looks whether the killed one is back, which take CPU time from the pods whose pauses are measured."""
 _KINDS: Final = ("long", "penalties", "top-p", "two choices")
@@ -37,10 +41,24 @@ class Undisturbed:
     """Answer of each kind, and the number of its chunks."""
 
 
+@dataclass(frozen=True, order=True)
+class Pause:
+    """The longest pause of an answer around a kill. `begin`: seconds from the kill to the last chunk before it."""
+
+    seconds: float
+    begin: float
+    kill: int
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.2f} s of {self.kind}, {self.begin:+.2f} s from kill {self.kill}"
+
+
 @dataclass
 class _Stream:
     """One answer that a client is reading. `times`: arrival of each chunk."""
 
+    kind: str
     length: int
     times: list[float] = field(default_factory=list)
     at_last_kill: int = 0
@@ -53,15 +71,17 @@ class _Stream:
 
 @dataclass
 class Kills:
-    """Results. `gaps`: for each kill and each answer in its middle, the longest pause in seconds between two chunks,
-    from the last chunk before the kill until the killed one is back and all these answers have gone on."""
+    """Results. `pauses`: for each kill and each answer in its middle, the longest pause between two chunks, from the
+    last chunk before the kill until the killed one is back and all these answers have gone on. `waits`: for each kill,
+    the seconds in that time in which tasks of this machine waited for CPUs and for I/O."""
 
     url: str
     undisturbed: Undisturbed
     began: float = field(default_factory=time.monotonic)
     kills: int = 0
     requests: int = 0
-    gaps: list[float] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+    waits: list[dict[str, float]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     _streams: dict[int, _Stream] = field(default_factory=dict)
@@ -77,7 +97,7 @@ class Kills:
             turn += 1
             self.requests += 1
             expected, length = self.undisturbed.answers[kind]
-            stream = self._streams[number] = _Stream(length)
+            stream = self._streams[number] = _Stream(kind, length)
             try:
                 found = stream_answer(self.url, kind, self.undisturbed.tokens, stream.times)
             except Failed as error:
@@ -93,21 +113,24 @@ class Kills:
         counts = {id(stream): len(stream.times) for stream in before}
         for stream in self._reading():
             stream.at_last_kill = len(stream.times)
+        began, waited = time.monotonic(), _waited()
         victim()
         self.kills += 1
         _wait("the killed one", back, _BACK_SECONDS)
         # An answer may have ended in time, or failed.
         _wait("the next chunks", lambda: all(len(s.times) > counts[id(s)] for s in before if s in self._reading()))
         for stream in before:
-            pauses = [b - a for a, b in zip(stream.times, stream.times[1:], strict=False)][counts[id(stream)] - 1 :]
+            times = stream.times[counts[id(stream)] - 1 :]
+            pauses = [Pause(b - a, a - began, self.kills, stream.kind) for a, b in pairwise(times)]
             if pauses:
-                self.gaps.append(max(pauses))
+                self.pauses.append(max(pauses))
+        self.waits.append({what: round(seconds - waited[what], 2) for what, seconds in _waited().items()})
 
     def stop(self) -> None:
         self._end.set()
 
     def result(self) -> dict[str, Any]:
-        gaps = sorted(self.gaps)
+        gaps = sorted(pause.seconds for pause in self.pauses)
         return {
             "kills": self.kills,
             "requests": self.requests,
@@ -119,7 +142,9 @@ class Kills:
         }
 
     def summary(self) -> str:
-        return f"{self.result()}; failed {self.failed[:3]}; changed {self.changed[:3]}"
+        longest = sorted(self.pauses, reverse=True)[:_LONGEST]
+        told = [f"{pause} (waits {self.waits[pause.kill - 1]})" for pause in longest]
+        return f"{self.result()}; failed {self.failed[:3]}; changed {self.changed[:3]}; longest pauses {told}"
 
     def _reading(self) -> list[_Stream]:
         return list(self._streams.values())
@@ -176,6 +201,15 @@ def kills(url: str, expected: Undisturbed) -> Iterator[Kills]:
             found.stop()
         for each in reading:
             each.result()
+
+
+def _waited() -> dict[str, float]:
+    """Return the seconds since the boot in which some task waited for a CPU and for I/O (the kernel's PSI)."""
+    waited = {}
+    for what in ("cpu", "io"):
+        some = Path("/proc/pressure", what).read_text(encoding="utf-8").splitlines()[0]
+        waited[what] = int(some.rpartition("total=")[2]) / 1e6
+    return waited
 
 
 def _wait(what: str, probe: Callable[[], Any], between: float = 0.02) -> None:
