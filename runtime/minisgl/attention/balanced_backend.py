@@ -42,8 +42,8 @@ def why_not(shape: AttentionShape) -> str | None:
 
 
 class BalancedDecode:
-    """Implements `DecodeBackend` for batches of FEWEST_ROWS rows or more. Smaller batches, and rows in steps with
-    prompts, use `few` if it is given."""
+    """Implements `DecodeBackend` for batches of FEWEST_ROWS rows or more. Smaller batches, and rows beside prompts, use
+    `few` if it is given."""
 
     name = "balanced"
 
@@ -114,7 +114,10 @@ class BalancedDecode:
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
         few = self._other(rows, int(mixed))
-        return self.name if few is None else few.backend_for(rows, mixed=mixed)
+        if few is None:
+            return self.name
+        # Beside many prompt tokens this backend gets the rows without the prompts.
+        return few.backend_for(rows, mixed=mixed) + (f", {self.name}" if self._other(rows) is None else "")
 
     def _other(self, rows: int, segments: int = 0) -> DecodeBackend | None:
         # Steps with prompts are launched kernel by kernel. There two tensor maps per launch cost the host more than the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
@@ -13,6 +15,9 @@ from minisgl.kernels.fp8_rows import Fp8Rows, new_fp8_rows
 from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
 from minisgl.wire.plan import IntArray
+
+MANY_PROMPT_TOKENS: Final = 4096
+"""Prompt tokens of a step from which its kernels take longer than their launches."""
 
 
 class PagedAttention:
@@ -109,9 +114,10 @@ class PagedAttention:
         return out.flatten(1)
 
     def _rows(self, batch: AttentionBatch) -> AttentionBatch:
-        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch, but in a
-        graph all are."""
-        return batch.decode_rows() if self._is_captured else batch
+        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch. In a
+        graph all are, and beside many tokens the device is behind the host anyway."""
+        are_cheap = self._is_captured or int(batch.host_prefill_lengths.sum()) >= MANY_PROMPT_TOKENS
+        return batch.decode_rows() if are_cheap else batch
 
     def _decoder(self, batch: AttentionBatch) -> DecodeBackend:
         if batch.cascade is None:

@@ -1,0 +1,49 @@
+"""Batches that attention to the paged pool gives its backends. tests/gpu tests the results."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from minisgl.attention.backend import DecodeBackend, PrefillBackend
+from minisgl.attention.batch import AttentionBatch
+from minisgl.attention.paged import MANY_PROMPT_TOKENS, PagedAttention
+
+
+class Recorder:
+    """A backend that keeps the batches that it prepares and begins."""
+
+    def __init__(self) -> None:
+        self.batches: list[AttentionBatch] = []
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        self.batches.append(batch)
+
+    begin = prepare
+
+
+def batch_of(rows: int, prompts: list[int]) -> AttentionBatch:
+    numbers = torch.zeros(1, dtype=torch.int32)
+    return AttentionBatch(
+        *[numbers] * 6,
+        np.ones(rows, np.int32),
+        np.zeros(len(prompts), np.int32),
+        np.array(prompts, np.int32),
+    )
+
+
+@pytest.mark.parametrize("prompts", [[], [MANY_PROMPT_TOKENS - 1], [1, MANY_PROMPT_TOKENS - 1]])
+def test_decode_rows_come_without_prompts_that_hide_launches(prompts: list[int]) -> None:
+    """Backends see prompts only where launches of their kernels would delay the device."""
+    prefill, decode = Recorder(), Recorder()
+    unused: Any = None
+    attention = PagedAttention(unused, cast("PrefillBackend", prefill), cast("DecodeBackend", decode))
+    batch = batch_of(3, prompts)
+    attention.prepare(batch)
+    attention.begin(batch, torch.zeros(0))
+    seen = len(prompts) if sum(prompts) < MANY_PROMPT_TOKENS else 0
+    assert [(each.num_decode, each.num_segments) for each in decode.batches] == [(3, seen)] * 2
+    assert [each.num_segments for each in prefill.batches] == [len(prompts)] * 2 * bool(prompts)
