@@ -25,6 +25,8 @@ MAX_RUNNING: Final = 1 << 16
 """Largest number of rows of the tables, which are allocated at the start."""
 DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
 """Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
+DEFAULT_STEP_TOKENS: Final = 64 * 132
+"""Matrix products of so many rows fill whole waves of the 132 multiprocessors of an H100 or H200 with tiles of 128."""
 ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
 
 Rows = Annotated[int, Meta(ge=1, le=MAX_RUNNING)]
@@ -91,7 +93,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_step_tokens: Annotated[
         Count,
         option("token budget of a step: one per decoding request, the rest for chunks of prompts", default="{} tokens"),
-    ] = 8192
+    ] = DEFAULT_STEP_TOKENS
     target_itl_ms: Annotated[
         Milliseconds,
         option(
@@ -146,7 +148,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "several ranks, are launched kernel by kernel. 0 disables graphs of steps with prompts",
             default="{} tokens",
         ),
-    ] = 8192
+    ] = DEFAULT_STEP_TOKENS
     dummy_weights: Annotated[
         bool, option("use random weights instead of the checkpoint's, for benchmarks; needs only config.json")
     ] = False
