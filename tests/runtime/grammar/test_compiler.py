@@ -22,6 +22,7 @@ from minisgl.grammar.tokenizer import GrammarTokenizer
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import StructuredOutput
 from support.grammar.walk import PADDING, eos_tokens, grammars, next_tokens, tokenizer
+from support.panic import Panic
 from support.tiny_checkpoint import tiny_checkpoint
 from support.tiny_tokenizers import byte_fallback, byte_level, write_directory
 
@@ -106,9 +107,6 @@ def test_a_grammar_without_answers_is_refused() -> None:
 
 
 def test_a_panic_of_the_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Panic(BaseException):
-        pass
-
     def panic(*args: object, **options: object) -> None:
         raise Panic("assertion failed")
 

@@ -32,6 +32,7 @@ from minisgl.wire.text import (
 )
 from support.frontend.fake_scheduler import card, row
 from support.frontend.scored_answers import scores
+from support.panic import Panic
 from support.tiny_tokenizers import byte_level
 
 TOKENIZER = byte_level(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("<think>", "</think>", "<tool_call>"))
@@ -344,10 +345,6 @@ def test_constraints_that_were_prepared_fail_in_the_session() -> None:
         made.encoded(ID, array("i", [1]), (), prepared)
         failed = [message.code for message in made.take_to_frontend() if isinstance(message, TextFailed)]
         assert failed == ([] if code is None else [code])
-
-
-class Panic(BaseException):
-    """As one of a library in Rust."""
 
 
 @pytest.mark.parametrize("error", [OverflowError("too large"), Panic("unwrap on none")])

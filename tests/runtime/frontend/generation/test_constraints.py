@@ -27,6 +27,7 @@ from minisgl.wire.text import SamplingDefaults, StructuredOutput
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with
 from support.frontend.retry_after import assert_has_retry_headers
 from support.frontend.stack import EOS, FrontendStack
+from support.panic import Panic
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 SCHEMA_TEXT = json.dumps(SCHEMA, separators=(",", ":"))
@@ -271,10 +272,6 @@ def test_checks_that_were_not_needed_for_longest_are_forgotten(
     for regex in ("a", "b", "a", "c", "a", "b"):
         assert stack.http.post("/v1/completions", json={"prompt": "Hi", "regex": regex}).status_code == 200
     assert checked == ["a", "b", "c", "b"]
-
-
-class Panic(BaseException):
-    """As one of a library in Rust."""
 
 
 @pytest.mark.parametrize("error", [OverflowError("too large"), Panic("unwrap on none")])
