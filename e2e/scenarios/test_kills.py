@@ -41,9 +41,11 @@ def known() -> Known:
     return {}
 
 
-def killing(known: Known, client: ClientPod, tensor: int, tokens: int = 400) -> AbstractContextManager[Kills]:
-    """Read answers of the model while the block kills. `tokens`: length of the long answers. The longer they are, the
-    longer a kill waits until enough of them are in the middle."""
+def killing(known: Known, client: ClientPod, tensor: int, *, seldom: bool = False) -> AbstractContextManager[Kills]:
+    """Read answers of the model while the block kills. seldom: long answers are so long that several kills fall into
+    one, although pods take seconds to come back. The longer they are, the longer a kill waits until enough of them are
+    in the middle."""
+    tokens = 900 if seldom else 400
     url = client.service_url("demo")
     key = tensor, tokens
     if key not in known:
@@ -95,8 +97,7 @@ def test_answers_go_on_when_pods_are_killed(
     namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int, replicas: int
 ) -> None:
     serve(namespace, replicas=replicas)
-    # Several kills fall into the long answers of the test with many.
-    with killing(known, client, 1, tokens=900 if count > 2 else 400) as found:
+    with killing(known, client, 1, seldom=count > 2) as found:
         for number in range(count):
             _kill_pods(namespace, found, f"demo-r{number % replicas}-0")
     check(f"{count} pods killed, {replicas} replicas", "pods", replicas, found, measurement)
@@ -107,7 +108,7 @@ def test_answers_go_on_when_a_replica_is_killed(
     namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int
 ) -> None:
     serve(namespace, tensor=2)
-    with killing(known, client, 2, tokens=900 if count > 2 else 400) as found:
+    with killing(known, client, 2, seldom=count > 2) as found:
         for _ in range(count):
             _kill_pods(namespace, found, *PODS)
     check(f"{count} replicas killed", "replicas", 1, found, measurement)
