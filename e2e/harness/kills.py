@@ -43,15 +43,17 @@ class Undisturbed:
 
 @dataclass(frozen=True, order=True)
 class Pause:
-    """The longest pause of an answer around a kill. `begin`: seconds from the kill to the last chunk before it."""
+    """The longest pause of an answer around a kill. `begin`: seconds from the kill to the last chunk before it.
+    `waits`: seconds in which tasks of this machine waited, from the kill until the killed one was back."""
 
     seconds: float
     begin: float
     kill: int
     kind: str
+    waits: dict[str, float] = field(compare=False)
 
     def __str__(self) -> str:
-        return f"{self.seconds:.2f} s of {self.kind}, {self.begin:+.2f} s from kill {self.kill}"
+        return f"{self.seconds:.2f} s of {self.kind}, {self.begin:+.2f} s from kill {self.kill} (waits {self.waits})"
 
 
 @dataclass
@@ -72,8 +74,7 @@ class _Stream:
 @dataclass
 class Kills:
     """Results. `pauses`: for each kill and each answer in its middle, the longest pause between two chunks, from the
-    last chunk before the kill until the killed one is back and all these answers have gone on. `waits`: for each kill,
-    the seconds in that time in which tasks of this machine waited for CPUs and for I/O."""
+    last chunk before the kill until the killed one is back and all these answers have gone on."""
 
     url: str
     undisturbed: Undisturbed
@@ -81,7 +82,6 @@ class Kills:
     kills: int = 0
     requests: int = 0
     pauses: list[Pause] = field(default_factory=list)
-    waits: list[dict[str, float]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     _streams: dict[int, _Stream] = field(default_factory=dict)
@@ -119,12 +119,12 @@ class Kills:
         _wait("the killed one", back, _BACK_SECONDS)
         # An answer may have ended in time, or failed.
         _wait("the next chunks", lambda: all(len(s.times) > counts[id(s)] for s in before if s in self._reading()))
+        waits = {what: round(seconds - waited[what], 2) for what, seconds in _waited().items()}
         for stream in before:
             times = stream.times[counts[id(stream)] - 1 :]
-            pauses = [Pause(b - a, a - began, self.kills, stream.kind) for a, b in pairwise(times)]
+            pauses = [Pause(b - a, a - began, self.kills, stream.kind, waits) for a, b in pairwise(times)]
             if pauses:
                 self.pauses.append(max(pauses))
-        self.waits.append({what: round(seconds - waited[what], 2) for what, seconds in _waited().items()})
 
     def stop(self) -> None:
         self._end.set()
@@ -142,9 +142,8 @@ class Kills:
         }
 
     def summary(self) -> str:
-        longest = sorted(self.pauses, reverse=True)[:_LONGEST]
-        told = [f"{pause} (waits {self.waits[pause.kill - 1]})" for pause in longest]
-        return f"{self.result()}; failed {self.failed[:3]}; changed {self.changed[:3]}; longest pauses {told}"
+        longest = [str(pause) for pause in sorted(self.pauses, reverse=True)[:_LONGEST]]
+        return f"{self.result()}; failed {self.failed[:3]}; changed {self.changed[:3]}; longest pauses {longest}"
 
     def _reading(self) -> list[_Stream]:
         return list(self._streams.values())
@@ -204,12 +203,13 @@ def kills(url: str, expected: Undisturbed) -> Iterator[Kills]:
 
 
 def _waited() -> dict[str, float]:
-    """Return the seconds since the boot in which some task waited for a CPU and for I/O (the kernel's PSI)."""
-    waited = {}
-    for what in ("cpu", "io"):
-        some = Path("/proc/pressure", what).read_text(encoding="utf-8").splitlines()[0]
-        waited[what] = int(some.rpartition("total=")[2]) / 1e6
-    return waited
+    """Return the seconds since the boot in which some task waited for a CPU and for I/O (pressure stall information);
+    empty where the kernel counts none."""
+    try:
+        files = {what: Path("/proc/pressure", what).read_text(encoding="utf-8") for what in ("cpu", "io")}
+    except OSError:
+        return {}
+    return {what: int(text.splitlines()[0].rpartition("total=")[2]) / 1e6 for what, text in files.items()}
 
 
 def _wait(what: str, probe: Callable[[], Any], between: float = 0.02) -> None:
