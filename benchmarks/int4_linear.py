@@ -15,8 +15,9 @@ import torch
 
 from graph_timing import microseconds
 from minisgl.kernels.int4_batch_gluon import BatchTile
-from minisgl.kernels.int4_few_rows_gluon import FewRowsTile
-from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear, int4_tile
+from minisgl.kernels.int4_row_gluon import RowTile
+from minisgl.kernels.int4_spans_gluon import SpansTile
+from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear, int4_tile, spans_tile
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
 from minisgl.layers.int4_weight import Int4Weight
 from minisgl.layers.linear import linear
@@ -37,16 +38,21 @@ def random_weight(outputs: int, inputs: int) -> Int4Weight:
 
 
 def other_tiles(name: str, rows: int) -> Iterator[Int4Tile]:
-    splits = (2, 3, 4, 5, 6, 8, 10) if name in IN_PARTS else (1,)
-    for count in splits:
-        if rows <= 4:
-            yield from (FewRowsTile(count, warps, ahead) for warps in (2, 4) for ahead in (2, 3, 5))
-        if rows > 1:
-            yield from (BatchTile(size, 64, count, 4, 4, size) for size in (16, 32, 64, 128) if rows <= 2 * size)
-        if rows > 64:
-            yield BatchTile(128, 64, count, 4, 4, 64)
-        if rows > 128:
-            yield BatchTile(256, 64, count, 3, 2, 64)
+    if rows == 1:
+        splits = (2, 3, 4, 5, 6, 8, 10) if name in IN_PARTS else (1,)
+        yield from (RowTile(count, warps, ahead) for count in splits for warps in (2, 4) for ahead in (2, 3, 5))
+    if rows <= 128:
+        size = max(8, 1 << (rows - 1).bit_length())
+        yield from (
+            spans_tile(size, *SHAPES[name], ahead=ahead, slots=slots, warps=warps, registers=registers)
+            for warps, registers in ((4, 128), (4, 168), (4, 255), (8, 128), (8, 255))
+            for ahead, slots in ((1, 3), (2, 2), (4, 2))
+            if slots * size * ahead * 256 <= (200 << 10) // ((1 << 16) // (32 * warps * registers))
+        )
+    if rows > 64:
+        yield from (BatchTile(128, 64, count, 4, 4, copied) for count in (1, 3, 6) for copied in (64, 128))
+    if rows > 128:
+        yield from (BatchTile(256, 64, count, 3, 2, 64) for count in (1, 3, 6))
 
 
 def in_bf16(x: torch.Tensor, weights: list[torch.Tensor], i: int) -> object:
@@ -78,7 +84,7 @@ def measure(name: str, many_rows: Sequence[int], *, tiles: bool) -> None:
         chosen = int4_tile(rows, outputs, inputs, in_parts=in_parts)
         line = f"{name} M={rows} floor {floor:.1f} bf16 {microseconds(partial(in_bf16, x, dense), 24):.1f}"
         line += f" | INT4 {microseconds(partial(in_int4, x, weights, chosen, in_parts), 24):.1f}"
-        if name == "gate_up" and isinstance(chosen, FewRowsTile):
+        if name == "gate_up" and isinstance(chosen, RowTile | SpansTile):
             line += f" | gated {microseconds(partial(gated, x, weights), 24):.1f}"
         for tile in other_tiles(name, rows) if tiles else ():
             other = microseconds(partial(in_int4, x, weights, tile, in_parts), 24)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from minisgl.kernels.int4_batch_gluon import BatchTile
 from minisgl.kernels.int4_dequantize_triton import dequantize_words_cuda
-from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, int4_few_rows
-from minisgl.kernels.int4_tiles import Int4Tile, int4_linear
+from minisgl.kernels.int4_row_gluon import RowTile
+from minisgl.kernels.int4_spans_gluon import SpansTile
+from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear
 from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.layers.int4_weight import Int4Weight, int4_product
 from minisgl.models.config import ModelConfig
@@ -21,8 +22,10 @@ from support.kernels.sizes import sized
 from support.numerics.ranks import all_logits, load
 
 CUDA = torch.device("cuda")
-BATCH_TILES = [BatchTile(16, 128, 1, 4, 2, 16), BatchTile(16, 64, 3, 6, 4, 16), BatchTile(64, 64, 2, 3, 3, 64)]
-BATCH_TILES += [BatchTile(128, 64, 1, 2, 1, 128), BatchTile(128, 64, 3, 4, 4, 64), BatchTile(256, 64, 2, 3, 2, 64)]
+BATCH_TILES = [BatchTile(128, 64, 1, 2, 1, 128), BatchTile(128, 64, 3, 4, 4, 64), BatchTile(256, 64, 2, 3, 2, 64)]
+# 11 steps: spans that end within tiles, with them, and one of several tiles; the last turn of a tile is not full.
+SPANS_TILES = [SpansTile(8, 4, 2, 4, 128, 2, 3), SpansTile(16, 2, 2, 4, 128, 1, 6), SpansTile(32, 2, 3, 4, 128, 6, 1)]
+SPANS_TILES += [SpansTile(64, 2, 2, 4, 168, 10, 2), SpansTile(128, 1, 3, 8, 255, 4, 4)]
 
 
 def weight_of(outputs: int, inputs: int, group: int, dtype: torch.dtype = torch.bfloat16) -> Int4Weight:
@@ -58,9 +61,9 @@ def test_dequantized_weights_are_bitwise_those_of_a_cpu(group: int, dtype: torch
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize(
     "tile",
-    [FewRowsTile(1, 8, 5), FewRowsTile(1, 4, 2), FewRowsTile(3, 4, 5), FewRowsTile(2, 2, 9), FewRowsTile(6, 2, 3)],
+    [RowTile(1, 8, 5), RowTile(1, 4, 2), RowTile(3, 4, 5), RowTile(2, 2, 9), RowTile(6, 2, 3)],
 )
-def test_each_weight_counts_once_for_one_row(tile: FewRowsTile, group: int, dtype: torch.dtype) -> None:
+def test_each_weight_counts_once_for_one_row(tile: RowTile, group: int, dtype: torch.dtype) -> None:
     """Rows of x with a single 1 give columns of W."""
     weight = weight_of(192, 1408, group, dtype)
     dense = exact(weight)
@@ -69,6 +72,18 @@ def test_each_weight_counts_once_for_one_row(tile: FewRowsTile, group: int, dtyp
         ours = int4_linear(x, *weight, tile, in_parts=True)
         ours = ours if tile.splits == 1 else ours.sum(0)
         assert torch.equal(ours.to(torch.bfloat16)[0], dense[:, k].to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("tile", SPANS_TILES)
+def test_each_weight_counts_once_in_spans(tile: SpansTile, group: int) -> None:
+    weight = weight_of(384, 1408, group, torch.float16)
+    dense = exact(weight)
+    for first in range(0, 1408, 8 * 22):
+        columns = torch.arange(first, first + 8 * 22, 22, device=CUDA)
+        with poisoned_outputs():
+            ours = int4_linear(F.one_hot(columns, 1408).to(torch.bfloat16), *weight, tile, in_parts=True)
+        assert torch.equal(ours.sum(0).T, dense[:, columns].float())
 
 
 @pytest.mark.parametrize("group", [64, 128])
@@ -82,22 +97,23 @@ def test_each_weight_is_rounded_once_for_a_batch(tile: BatchTile, group: int) ->
 
 
 @pytest.mark.parametrize("group", [64, 128])
-@pytest.mark.parametrize("tile", [FewRowsTile(1, 4, 5), FewRowsTile(2, 8, 3), *BATCH_TILES])
+@pytest.mark.parametrize("tile", [RowTile(1, 4, 5), RowTile(2, 8, 3), *SPANS_TILES, *BATCH_TILES])
 @pytest.mark.parametrize("rows", sized([1, 3, 8, 9, 16, 17, 64, 65, 130, 200], [1, 9, 65]))
 def test_a_product(rows: int, tile: Int4Tile, group: int) -> None:
-    if isinstance(tile, FewRowsTile) and rows > 16:
+    if rows > (1 if isinstance(tile, RowTile) else tile.rows if isinstance(tile, SpansTile) else 256):
         return
     x, weight = draw(rows, 1408, dtype=torch.bfloat16, device=CUDA), weight_of(768, 1408, group)
     expected = x.double() @ exact(weight).T
     for _ in range(3):
         with poisoned_outputs():
             ours = int4_linear(x, *weight, tile, in_parts=True)
-        assert ours.shape == ((rows, 768) if tile.splits == 1 else (tile.splits, rows, 768))
-        assert_near(ours if tile.splits == 1 else ours.sum(0), expected)
+        parts = tile.parts if isinstance(tile, SpansTile) else tile.splits
+        assert ours.shape == ((parts, rows, 768) if ours.dim() == 3 else (rows, 768))
+        assert_near(ours.sum(0) if ours.dim() == 3 else ours, expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("rows", [1, 5, 16, 100])
 @pytest.mark.parametrize("group", [64, 128])
 def test_a_gated_product(group: int, rows: int, bias: bool) -> None:
     x, weight = draw(rows, 1408, dtype=torch.bfloat16, device=CUDA), weight_of(640, 1408, group)
@@ -105,7 +121,8 @@ def test_a_gated_product(group: int, rows: int, bias: bool) -> None:
     product = x.double() @ exact(weight).T + (0 if shift is None else shift.double())
     gate, up = product.chunk(2, 1)
     with poisoned_outputs():
-        ours = int4_few_rows(x, *weight, FewRowsTile(1, 4, 5), shift, gated=True)
+        ours = int4_gated(x, *weight, shift)
+    assert ours is not None
     assert_near(ours, F.silu(gate) * up, 6e-3)
 
 
@@ -144,7 +161,9 @@ def test_logits_are_close_to_those_of_the_same_weights_in_float32(arch: str, nam
     dtype = getattr(torch, ModelConfig.read(checkpoint).dtype_on("cuda"))
     model = load(checkpoint, dtype=dtype, device="cuda")
     assert set(model.parameters.weights_by_type) == {"int4"}
-    sequences = [[int(token) for token in torch.randint(3, 500, (length,))] for length in (1, 7, 90, 300)]
+    generator = torch.Generator().manual_seed(0)
+    lengths = (1, 7, 90, 300)
+    sequences = [torch.randint(3, 500, (length,), generator=generator).tolist() for length in lengths]
     expected = all_logits(load(checkpoint), sequences)
     ours = all_logits(model, sequences).float().cpu()
     error, size = (ours - expected).norm(dim=1), expected.norm(dim=1)

@@ -2,7 +2,7 @@
 # mypy: disable-error-code="assignment, attr-defined, var-annotated"
 """Feed-forward of the selected experts with weights in INT4 or in FP8 blocks, for a few tokens of each expert. A
 program reads the weights of some outputs of one expert once for up to 16 of its tokens, straight into the registers
-from which the tensor cores take them, as in `int4_few_rows_gluon`. Each of its warps has all inputs of its own outputs.
+from which the tensor cores take them, as in `int4_row_gluon`. Each of its warps has all inputs of its own outputs.
 
 A pair is a token and one of its experts: pair p is expert choice p % K of token p // K. GROUPS: groups of inputs in 128
 of INT4 weights; 0 for FP8 weights.
@@ -21,10 +21,10 @@ from minisgl.kernels.experts_triton import pairs_of_experts, weighted_sum, width
 from minisgl.kernels.fp8_rows import BLOCK
 from minisgl.kernels.fp8_words_gluon import four_bfloat16
 from minisgl.kernels.int4_experts_pairs_triton import pairs_and_rows
-from minisgl.kernels.int4_few_rows_gluon import unpack_words
+from minisgl.kernels.int4_row_gluon import unpack_words
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 
-# Functions of this file name no constants: see `int4_few_rows_gluon`.
+# Functions of this file name no constants: see `int4_row_gluon`.
 assert (OUTPUTS, INPUTS, PIECE, BLOCK) == (64, 128, 1024, 128)
 
 _WARPS: Final = 4

@@ -2,7 +2,7 @@
 # mypy: disable-error-code="assignment, attr-defined, var-annotated"
 # ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """As `experts_vector_gluon`, with weights of 4 bits: selection of experts and their feed-forward for very few tokens in
-two launches, each of which multiplies one token on the tensor cores as `int4_few_rows_gluon` does."""
+two launches, each of which multiplies one token on the tensor cores as `int4_row_gluon` does."""
 
 import torch
 from triton.experimental import gluon
@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.experts_vector_gluon import MAX_TOKENS, selection_keys
-from minisgl.kernels.int4_few_rows_gluon import (
+from minisgl.kernels.int4_row_gluon import (
     add_product,
     load_scales,
     load_words,

@@ -8,14 +8,19 @@ from typing import Final, TypeAlias
 import torch
 
 from minisgl.kernels.int4_batch_gluon import BatchTile, int4_batch
-from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, int4_few_rows
+from minisgl.kernels.int4_row_gluon import RowTile, int4_row
+from minisgl.kernels.int4_spans_gluon import SpansTile, int4_spans
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS
-from minisgl.kernels.sum_parts_triton import sum_parts
+from minisgl.kernels.sum_parts_triton import sum_parts, sum_parts_gated
 
-Int4Tile: TypeAlias = FewRowsTile | BatchTile
+Int4Tile: TypeAlias = RowTile | SpansTile | BatchTile
 
-_FEW_ROWS: Final = 4
 _MAX_ROWS: Final = 256
+_MANY_OUTPUTS: Final = 16384
+"""A product with fewer outputs is split even if its consumer does not add up the parts."""
+
+_MANY_INPUTS: Final = 16384
+"""Inputs from which spans are faster for one row too, if the consumer adds up the parts."""
 _WAVE: Final = 1056
 """Programs of two warps that run at the same time, each with 16 outputs of one row."""
 _FEWEST_STEPS: Final = 4
@@ -25,45 +30,46 @@ _MOST_STEPS: Final = 28
 _MOST_ROW_SPLITS: Final = 10
 _AHEAD: Final = {5120: 2}
 """Steps of each warp that are read ahead for one row and many outputs, by inputs; 3 for others."""
-_MANY_OUTPUTS: Final = 16384
-"""A product with fewer outputs is split even if its consumer does not add up the parts."""
-_MOST_ROWS: Final = {16: 16, 32: 32, 64: 64, 128: 128, 256: 256}
-"""Most rows of x by the rows that a program multiplies, of a product with few outputs."""
-_MOST_ROWS_OF_MANY: Final = {16: 16, 32: 32, 64: 104, 128: 256}
-"""The same with many outputs: several programs share more rows, and a program with fewer takes longer."""
-_COPIED_ROWS: Final = 64
-"""Most rows in a copy with few outputs: the last copy begins with rows of the one before rather than read rows that x
-does not have, which takes longer. With many outputs a second copy takes longer than that."""
-_PROGRAMS: Final = {16: 528, 32: 528, 64: 528, 128: 264, 256: 264}
-"""Programs that run at the same time, by the rows of x that a program multiplies."""
+
+_MULTIPROCESSORS: Final = 132
+_REGISTERS: Final = 1 << 16
+"""Registers of a multiprocessor."""
+_MOST_PARTS: Final = 8
+
+_PROGRAMS: Final = 264
+"""Programs of a batch that run at the same time."""
 _MOST_SPLITS: Final = 6
+_COPIED_ROWS: Final = 64
+"""Rows in a copy with few outputs: the last copy begins with rows of the one before rather than read rows that x does
+not have, which takes longer. With many outputs a second copy takes longer than that."""
 
 
 @functools.cache
 def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Int4Tile | None:
     """Tile with which a product is fastest, measured with benchmarks/int4_linear.py, or None where cuBLAS is, with
     dequantized weights. `in_parts`: the consumer adds up the parts of a tile with splits."""
+    few = outputs < _MANY_OUTPUTS
+    if rows == 1 and not in_parts:
+        return RowTile(1, 4, 3 if few else _AHEAD.get(inputs, 3))
+    if rows == 1 and inputs < _MANY_INPUTS:
+        return RowTile(_row_splits(outputs, inputs), 2, 3)
+    if rows <= 16:
+        return spans_tile(16 if rows > 8 else 8, outputs, inputs, ahead=4, slots=2, warps=4, registers=128)
+    if rows <= 32:
+        return spans_tile(32, outputs, inputs, ahead=2, slots=2, warps=4, registers=128)
+    if rows <= 64:
+        return spans_tile(64, outputs, inputs, ahead=2, slots=2, warps=4, registers=168)
+    if rows <= 128:
+        warps = 4 if outputs % (2 * OUTPUTS) else 8
+        return spans_tile(128, outputs, inputs, ahead=1, slots=3, warps=warps, registers=255)
     if rows > _MAX_ROWS:
         return None
-    few = outputs < _MANY_OUTPUTS
-    if rows == 1:
-        if in_parts:
-            return FewRowsTile(_row_splits(outputs, inputs), 2, 3)
-        return FewRowsTile(1, 4, 3 if few else _AHEAD.get(inputs, 3))
-    if rows <= _FEW_ROWS and not in_parts:
-        return FewRowsTile(1, 4, 5)
-    most_rows = _MOST_ROWS if few else _MOST_ROWS_OF_MANY
-    tile_rows = next(size for size, most in most_rows.items() if rows <= most)
-    programs = -(-rows // tile_rows) * (outputs // OUTPUTS)
+    programs = (1 if few else -(-rows // 128)) * (outputs // OUTPUTS)
     # All programs run at the same time, with two steps each or more.
-    splits = max(min(_PROGRAMS[tile_rows] // programs, _MOST_SPLITS, inputs // INPUTS // 2), 1)
-    return BatchTile(
-        tile_rows,
-        OUTPUTS,
-        splits if in_parts or few else 1,
-        *((3, 2) if tile_rows == 256 else (4, 4)),
-        copied_rows=min(tile_rows, _COPIED_ROWS) if few else tile_rows,
-    )
+    splits = max(min(_PROGRAMS // programs, _MOST_SPLITS, inputs // INPUTS // 2), 1)
+    if few:
+        return BatchTile(256, OUTPUTS, splits, 3, 2, _COPIED_ROWS)
+    return BatchTile(128, OUTPUTS, splits if in_parts else 1, 4, 4, 128)
 
 
 def _row_splits(outputs: int, inputs: int) -> int:
@@ -72,6 +78,18 @@ def _row_splits(outputs: int, inputs: int) -> int:
     most = max(min(steps // _FEWEST_STEPS, _MOST_ROW_SPLITS), 1)
     in_waves = (waves * _WAVE // (outputs // 16) for waves in range(1, most + 1))
     return next((splits for splits in in_waves if steps <= splits * _MOST_STEPS and splits <= most), most)
+
+
+def spans_tile(
+    rows: int, outputs: int, inputs: int, *, ahead: int, slots: int, warps: int, registers: int
+) -> SpansTile:
+    """A tile whose programs run at the same time and share all turns equally."""
+    programs = _REGISTERS // (32 * warps * registers) * _MULTIPROCESSORS
+    tiles, turns = outputs // (16 * warps), -(-inputs // (INPUTS * ahead))
+    # So that an output has no more parts than the limit.
+    each = max(-(-tiles * turns // programs), -(-turns // (_MOST_PARTS - 1)))
+    parts = max(((tile + 1) * turns - 1) // each - tile * turns // each + 1 for tile in range(tiles))
+    return SpansTile(rows, ahead, slots, warps, registers, each, parts)
 
 
 def int4_linear(
@@ -86,17 +104,23 @@ def int4_linear(
     """x W^T + bias of `x` [M, K] bfloat16, W [N, K] as `words` and `scales` of `int4_words`, and `bias` [N]: [M, N];
     `in_parts`, with several splits: their partial sums, [splits, M, N] in float32, without a bias."""
     assert not (in_parts and bias is not None)
-    added = bias if tile.splits == 1 else None
-    if isinstance(tile, BatchTile):
-        product = int4_batch(x, words, scales, tile, added)
+    if isinstance(tile, SpansTile):
+        product = int4_spans(x, words, scales, tile)
+    elif isinstance(tile, BatchTile):
+        product = int4_batch(x, words, scales, tile, bias if tile.splits == 1 else None)
     else:
-        product = int4_few_rows(x, words, scales, tile, added)
-    return product if tile.splits == 1 or in_parts else sum_parts(product, x.dtype, bias)
+        product = int4_row(x, words, scales, tile, bias if tile.splits == 1 else None)
+    return product if product.dim() == 2 or in_parts else sum_parts(product, x.dtype, bias)
 
 
 def int4_gated(
     x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor | None:
-    """SiLU of the first half of the outputs of x W^T + bias × the rest, where one kernel does that, or None."""
+    """SiLU of the first half of the outputs of x W^T + bias × the rest, where the kernel of the product, or of
+    the sum of its parts, computes that, or None."""
     tile = int4_tile(len(x), len(words) * OUTPUTS, x.shape[1], in_parts=False)
-    return int4_few_rows(x, words, scales, tile, bias, gated=True) if isinstance(tile, FewRowsTile) else None
+    if isinstance(tile, RowTile):
+        return int4_row(x, words, scales, tile, bias, gated=True)
+    if isinstance(tile, SpansTile):
+        return sum_parts_gated(int4_spans(x, words, scales, tile), x.dtype, bias)
+    return None

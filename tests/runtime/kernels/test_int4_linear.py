@@ -13,7 +13,8 @@ from minisgl.engine.rehearsal import rehearse
 from minisgl.kernels import int4_experts_pairs_triton, int4_experts_vector_gluon
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch
-from minisgl.kernels.int4_few_rows_gluon import FewRowsTile, _few_rows
+from minisgl.kernels.int4_row_gluon import RowTile, _int4_row
+from minisgl.kernels.int4_spans_gluon import SpansTile, _int4_spans
 from minisgl.kernels.int4_tiles import int4_tile
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
@@ -29,14 +30,35 @@ def test_a_tile_covers_the_product_and_fits(outputs: int, inputs: int, in_parts:
     for rows in range(1, 1025):
         tile = int4_tile(rows, outputs, inputs, in_parts=in_parts)
         if tile is None:
-            assert rows > 128
-            continue
-        assert 1 <= tile.splits <= inputs // 128
-        if isinstance(tile, BatchTile):
-            assert outputs % tile.outputs == 0
+            assert rows > 256
+        elif isinstance(tile, RowTile):
+            assert rows == 1 and 1 <= tile.splits <= inputs // 128
+        elif isinstance(tile, BatchTile):
+            assert rows > 128 and outputs % tile.outputs == 0 and 1 <= tile.splits <= inputs // 128
             assert tile.slots * (tile.rows * 64 * 2 + 8) + 1024 <= SHARED_MEMORY // 2
         else:
-            assert rows <= 16
+            assert rows <= tile.rows and outputs % (16 * tile.warps) == 0
+
+
+@pytest.mark.parametrize("rows", [2, 9, 17, 33, 65])
+@pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), (8192, 28672), (1152, 896), (64, 128)])
+def test_spans_share_all_steps_and_run_at_the_same_time(outputs: int, inputs: int, rows: int) -> None:
+    tile = int4_tile(rows, outputs, inputs, in_parts=True)
+    assert isinstance(tile, SpansTile)
+    turns = -(-inputs // (128 * tile.ahead))
+    count = outputs // (16 * tile.warps) * turns
+    programs = -(-count // tile.each)
+    at_once = min((1 << 16) // (32 * tile.warps * tile.registers), SHARED_MEMORY // (shared_memory(tile) + 1024))
+    assert at_once >= 1 and programs <= 132 * at_once
+    # The first program of a tile counts from the same turn as the kernel.
+    parts = [{turn // tile.each for turn in range(first, first + turns)} for first in range(0, count, turns)]
+    assert all(min(each) == number * turns // tile.each for number, each in enumerate(parts))
+    assert max(map(len, parts)) == tile.parts <= 8
+
+
+def shared_memory(tile: SpansTile) -> int:
+    """Bytes of a program's shared memory."""
+    return tile.slots * (tile.rows * tile.ahead * 128 * 2 + 8)
 
 
 def test_a_model_with_weights_of_4_bits_launches_their_kernels() -> None:
@@ -45,7 +67,7 @@ def test_a_model_with_weights_of_4_bits_launches_their_kernels() -> None:
     with launches.recorded(Architecture.parse("9.0a")):
         rehearse(config, EngineConfig(model="", device="cuda", max_running=64))
     kernels = {name.rpartition(".")[2] for name, _ in launches.keys}
-    assert {"_few_rows", "_int4_batch", "_dequantize"} <= kernels
+    assert {"_int4_row", "_int4_spans", "_int4_batch", "_dequantize"} <= kernels
 
 
 def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
@@ -62,7 +84,7 @@ def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("rows", "name"), [(16, "gate_up"), (64, "qkv"), (256, "down")])
+@pytest.mark.parametrize(("rows", "name"), [(129, "gate_up"), (160, "qkv"), (256, "down")])
 def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups: int) -> None:
     """It moves no weights between threads: its layouts assert that."""
     tile = int4_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
@@ -81,14 +103,27 @@ def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("rows", "inputs", "gated"), [(1, 5120, True), (4, 1408, False), (1, 17408, False)])
-def test_the_kernel_for_few_rows_compiles_for_hopper(rows: int, inputs: int, gated: bool, groups: int) -> None:
-    tile = int4_tile(rows, 5120, inputs, in_parts=False)
-    assert isinstance(tile, FewRowsTile)
+@pytest.mark.parametrize(("rows", "inputs"), [(2, 5120), (16, 896), (32, 17408), (64, 1408), (128, 5120)])
+def test_the_kernel_for_spans_compiles_for_hopper(rows: int, inputs: int, groups: int) -> None:
+    """It moves no weights between threads: its layouts assert that."""
+    tile = int4_tile(rows, 5120, inputs, in_parts=True)
+    assert isinstance(tile, SpansTile)
+    types = {"x": map_type("bf16", tile.rows, 128 * tile.ahead), "words": "*i32", "scales": "*i32", "out": "*fp32"}
+    constants = {"STEPS": inputs // 128, "AHEAD": tile.ahead, "SLOTS": tile.slots, "GROUPS": groups, "PDL": True}
+    options = {"num_warps": tile.warps, "maxnreg": tile.registers}
+    kernel = compiled(_int4_spans, types, constants, default="i32", options=options)
+    assert kernel.metadata.shared <= shared_memory(tile) + 1024
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("inputs", "gated"), [(5120, True), (1408, False), (17408, False)])
+def test_the_kernel_for_one_row_compiles_for_hopper(inputs: int, gated: bool, groups: int) -> None:
+    tile = int4_tile(1, 5120, inputs, in_parts=False)
+    assert isinstance(tile, RowTile)
     types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32")
-    constants = {"INPUTS": inputs, "SPLITS": 1, "GROUPS": groups, "ROWS": 8, "AHEAD": tile.ahead}
-    constants |= {"SINGLE": rows == 1, "GATED": gated, "BIAS": True, "PDL": True}
-    assert compiled(_few_rows, types, constants, default="i32", options={"num_warps": tile.warps}).asm["cubin"]
+    constants = {"INPUTS": inputs, "SPLITS": 1, "GROUPS": groups, "AHEAD": tile.ahead}
+    constants |= {"GATED": gated, "BIAS": True, "PDL": True}
+    assert compiled(_int4_row, types, constants, default="i32", options={"num_warps": tile.warps}).asm["cubin"]
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code="assignment, attr-defined, var-annotated"
 # ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
-"""x W^T with weights of 4 bits for a few rows. Such a product is one read of W. Each warp reads its weights from memory
+"""x W^T with weights of 4 bits for one row. Such a product is one read of W. Each warp reads its weights from memory
 straight into the registers from which the tensor cores take them, all before it multiplies and, as they do not change,
 while the previous kernel still runs. Weights minus their zero point are exact in bfloat16; the sums of a group are
 multiplied with its scale in float32.
@@ -186,27 +186,6 @@ def row_of_step(x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr
 
 
 @gluon.jit
-def _rows(
-    x, rows, first, end,
-    INPUTS: gl.constexpr, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
-    """Load a step of each warp from memory: [groups × warps, inputs of a group, rows]."""
-    GROUP: gl.constexpr = 128 // GROUPS
-    layout: gl.constexpr = gl.DotOperandLayout(1, mma_layout(WARPS), 2)
-    by_row: gl.constexpr = gl.SliceLayout(2, layout)
-    batch = gl.arange(0, GROUPS * WARPS, layout=gl.SliceLayout(1, by_row))
-    k = gl.arange(0, GROUP, layout=gl.SliceLayout(0, by_row))
-    step = first + batch % WARPS
-    if not EVEN:
-        step = gl.minimum(step, end - 1)
-    at = (step * 128 + batch // WARPS * GROUP)[:, None] + k[None, :]
-    # Rows behind the last one are not stored.
-    row = gl.minimum(gl.arange(0, ROWS, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout))), rows - 1)
-    row = gl.expand_dims(gl.expand_dims(row * INPUTS, 0), 1)
-    return gl.load(x + (gl.expand_dims(at, 2) + row))
-
-
-@gluon.jit
 def silu_times_up(value, dtype: gl.constexpr):
     """SiLU of the first 8 outputs times the other 8 of [16, rows], rounded where separate operations would round."""
     gate, up = gl.split(gl.permute(gl.reshape(value, [2, 8, value.shape[1]]), [1, 2, 0]))
@@ -214,16 +193,17 @@ def silu_times_up(value, dtype: gl.constexpr):
     return (gate / (1.0 + gl.exp(-gate))).to(dtype).to(gl.float32) * up.to(dtype).to(gl.float32)
 
 
-@gluon.jit(do_not_specialize=["outputs", "rows"])
-def _few_rows(
-    x, words, scales, bias, out, outputs, rows,
-    INPUTS: gl.constexpr, SPLITS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr, AHEAD: gl.constexpr,
-    SINGLE: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
+@gluon.jit(do_not_specialize=["outputs"])
+def _int4_row(
+    x, words, scales, bias, out, outputs,
+    INPUTS: gl.constexpr, SPLITS: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, GATED: gl.constexpr,
+    BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Each program: 16 rows of W with all rows of x, and with SPLITS a part of the inputs. A gated program has 8
-    outputs: 8 of the first `outputs` rows of W, whose SiLU is multiplied with the 8 rows that are `outputs` behind
-    them. SINGLE: x has one row."""
+    """Each program: 16 rows of W, and with SPLITS a part of the inputs. A gated program has 8 outputs: 8 of the first
+    `outputs` rows of W, whose SiLU is multiplied with the 8 rows that are `outputs` behind them."""
     WARPS: gl.constexpr = gl.num_warps()
+    # The tensor cores take 8 rows at a time: all are the same.
+    ROWS: gl.constexpr = 8
     STEPS: gl.constexpr = INPUTS // 128
     EACH: gl.constexpr = (STEPS + SPLITS - 1) // SPLITS
     TURNS: gl.constexpr = (EACH + WARPS - 1) // WARPS
@@ -254,14 +234,10 @@ def _few_rows(
     ring = gl.allocate_shared_memory(
         x.dtype.element_ty, [TURNS, WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     )
-    if SINGLE:
-        store_row(ring, x, first, end, TURNS, WARPS)
+    store_row(ring, x, first, end, TURNS, WARPS)
     total = gl.zeros([GROUPS * WARPS, 16, ROWS], gl.float32, layout=layout)
     for i in gl.static_range(TURNS):
-        if SINGLE:
-            part = row_of_step(ring.index(i), WARPS, GROUPS, ROWS)
-        else:
-            part = _rows(x, rows, first + i * WARPS, end, INPUTS, WARPS, GROUPS, ROWS, EVEN)
+        part = row_of_step(ring.index(i), WARPS, GROUPS, ROWS)
         total = add_product(total, tiles[i], factors[i], 1.0, part, WARPS, GROUPS, ROWS)
         if i + AHEAD < TURNS:
             tiles = tiles + (load_words(words, half, first + (i + AHEAD) * WARPS, end, STEPS, WARPS, EVEN),)
@@ -277,12 +253,11 @@ def _few_rows(
     OUTPUTS: gl.constexpr = 8 if GATED else 16
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(0, value.type.layout))
     column = tile * OUTPUTS + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, value.type.layout))
-    at = (split * rows + row)[None, :] * outputs + column[:, None]
-    gl.store(out + at, value.to(dtype), (row < rows)[None, :])
+    gl.store(out + (split * outputs + column[:, None] + row[None, :]), value.to(dtype), (row == 0)[None, :])
 
 
-class FewRowsTile(NamedTuple):
-    """Work of a program: 16 rows of W, and of the inputs a part that `splits` programs share."""
+class RowTile(NamedTuple):
+    """Work of a program: 16 outputs, and of the inputs a part that `splits` programs share."""
 
     splits: int
     warps: int
@@ -290,32 +265,30 @@ class FewRowsTile(NamedTuple):
     """Steps of each warp that are read before it multiplies."""
 
 
-MAX_ROWS: Final = 16
 _REGISTERS: Final = 128
 """Most registers of a thread: four programs of 4 warps run on a multiprocessor."""
 
 
-def int4_few_rows(
+def int4_row(
     x: torch.Tensor,
     words: torch.Tensor,
     scales: torch.Tensor,
-    tile: FewRowsTile,
+    tile: RowTile,
     bias: torch.Tensor | None = None,
     *,
     gated: bool = False,
 ) -> torch.Tensor:
-    """x W^T + bias of `x` [M, K] bfloat16, W [N, K] as `words` and `scales` of `int4_words`, and `bias` [N]: [M, N];
-    `gated`: SiLU of the first N / 2 outputs × the rest, [M, N / 2]. With several splits their partial sums, [splits, M,
+    """x W^T + bias of `x` [1, K] bfloat16, W [N, K] as `words` and `scales` of `int4_words`, and `bias` [N]: [1, N];
+    `gated`: SiLU of the first N / 2 outputs × the rest, [1, N / 2]. With several splits their partial sums, [splits, 1,
     N] in float32, which have no bias and are not gated."""
     rows, inputs = x.shape
     outputs = len(words) * OUTPUTS // (2 if gated else 1)
-    assert x.is_contiguous() and 0 < rows <= MAX_ROWS and (tile.splits == 1 or (bias is None and not gated))
-    shape = (rows, outputs) if tile.splits == 1 else (tile.splits, rows, outputs)
+    assert x.is_contiguous() and rows == 1 and (tile.splits == 1 or (bias is None and not gated))
+    shape = (1, outputs) if tile.splits == 1 else (tile.splits, 1, outputs)
     out = torch.empty(shape, dtype=x.dtype if tile.splits == 1 else torch.float32, device=x.device)
-    _few_rows[(outputs // (8 if gated else 16), tile.splits)](
-        x, words, scales, x if bias is None else bias, out, outputs, rows, INPUTS=inputs, SPLITS=tile.splits,
-        GROUPS=groups_in_piece(words, scales), ROWS=8 if rows <= 8 else 16, AHEAD=tile.ahead,
-        SINGLE=rows == 1, GATED=gated, BIAS=bias is not None, num_warps=tile.warps, maxnreg=_REGISTERS,
-        **dependent_launch(x.device),
+    _int4_row[(outputs // (8 if gated else 16), tile.splits)](
+        x, words, scales, x if bias is None else bias, out, outputs, INPUTS=inputs, SPLITS=tile.splits,
+        GROUPS=groups_in_piece(words, scales), AHEAD=tile.ahead, GATED=gated, BIAS=bias is not None,
+        num_warps=tile.warps, maxnreg=_REGISTERS, **dependent_launch(x.device),
     )  # fmt: skip
     return out
