@@ -35,6 +35,7 @@ _MULTIPROCESSORS: Final = 132
 _REGISTERS: Final = 1 << 16
 """Registers of a multiprocessor."""
 _MOST_PARTS: Final = 8
+"""Parts of an output: more take the consumer longer than the product gains from more programs."""
 
 _PROGRAMS: Final = 264
 """Programs of a batch that run at the same time."""
