@@ -28,6 +28,9 @@ from minisgl.kernels.dependent_launch_triton import dependent_launch
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 from minisgl.kernels.tensor_maps_gluon import tile_map
 
+# Functions that kernels of another file share name no constants: see `int4_row_gluon`.
+assert (OUTPUTS, PIECE) == (64, 1024)
+
 _SLOT: Final = 64
 """Inputs of x in a slot of shared memory: half a step."""
 
@@ -72,7 +75,6 @@ mov.b32 $1, {lo, lo};
 prmt.b32 $0, $2, 0, 0x3232;
 }""")
 _EIGHT = gl.constexpr((gl.bfloat16,) * 8)
-_PIECE = gl.constexpr(PIECE)
 _PIECE_OUTPUTS = gl.constexpr(OUTPUTS)
 
 
@@ -91,7 +93,7 @@ class BatchTile(NamedTuple):
 
 
 @gluon.constexpr_function
-def _word_layout(warps):
+def word_layout(warps):
     """Words [outputs, 2 × 32 inputs, 4 threads] as the tensor cores take what is in them."""
     lanes = [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
     in_warps = [[16, 0, 0], [32, 0, 0], [64, 0, 0]][: 2 if warps == 4 else 3]
@@ -99,14 +101,14 @@ def _word_layout(warps):
 
 
 @gluon.jit
-def _words(words, n, step, steps, WARPS: gl.constexpr):
+def load_words(words, n, step, steps, WARPS: gl.constexpr):
     """Load a step of 128 inputs and 16 × warps outputs from `n` on: [warps, 2, 128]."""
     layout: gl.constexpr = gl.BlockedLayout([1, 2, 4], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
     warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
     half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
     word = gl.arange(0, 128, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-    piece = words + (n // _PIECE_OUTPUTS * steps + step).to(gl.int64) * _PIECE
-    place = (warp // 4 * steps * _PIECE + warp % 4 * 256)[:, None] + half[None, :] * 128
+    piece = words + (n // 64 * steps + step).to(gl.int64) * 1024
+    place = (warp // 4 * steps * 1024 + warp % 4 * 256)[:, None] + half[None, :] * 128
     at = gl.expand_dims(place, 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
     return gl.load(piece + at, cache_modifier=".cg")
 
@@ -114,7 +116,7 @@ def _words(words, n, step, steps, WARPS: gl.constexpr):
 @gluon.jit
 def _scale(scales, n, group, groups, there, WARPS: gl.constexpr):
     """Load the scales of a group, or zeros: [16 × warps outputs]."""
-    layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, _word_layout(WARPS)))
+    layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, word_layout(WARPS)))
     output = gl.arange(0, 16 * WARPS, layout=layout)
     place = output // _PIECE_OUTPUTS * (groups * _PIECE_OUTPUTS) + output % _PIECE_OUTPUTS
     first = scales + (n // _PIECE_OUTPUTS * groups + group).to(gl.int64) * _PIECE_OUTPUTS
@@ -133,12 +135,12 @@ def _factors(scales, n, step, end, groups, GROUPS: gl.constexpr, WARPS: gl.const
 
 
 @gluon.jit
-def _halves(words, WARPS: gl.constexpr):
+def halves(words, WARPS: gl.constexpr):
     """Words [warps, 2, 128] to those of the first and the last 64 inputs, [16 × warps, 2, 4] each."""
     # [warp, 8 outputs of 16, output of 8, thread of 4, 64 inputs, 32 inputs]
     words = gl.permute(gl.reshape(words, [WARPS, 2, 8, 4, 2, 2]), [0, 1, 2, 5, 3, 4])
     first, last = gl.split(gl.reshape(words, [16 * WARPS, 2, 4, 2]))
-    layout: gl.constexpr = _word_layout(WARPS)
+    layout: gl.constexpr = word_layout(WARPS)
     return (
         gl.convert_layout(first, layout, assert_trivial=True),
         gl.convert_layout(last, layout, assert_trivial=True),
@@ -198,7 +200,7 @@ def _int4_batch(
     tiles = ()
     factors = ()
     for i in gl.static_range(AHEAD):
-        tiles = tiles + (_words(words, n, gl.minimum(begin + i, steps - 1), steps, WARPS),)
+        tiles = tiles + (load_words(words, n, gl.minimum(begin + i, steps - 1), steps, WARPS),)
         factors = factors + (_factors(scales, n, begin + i, end, groups, GROUPS, WARPS),)
     ring = gl.allocate_shared_memory(x.dtype, [SLOTS, ROWS, 64], x.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
@@ -220,12 +222,12 @@ def _int4_batch(
     for turn in range(turns):
         for i in gl.static_range(AHEAD):
             step = begin + turn * AHEAD + i
-            halves = _halves(tiles[i], WARPS)
+            both = halves(tiles[i], WARPS)
             for half in gl.static_range(2):
-                weights = _unpacked(halves[half], factors[i][half * (GROUPS - 1)], factor, WARPS)
+                weights = _unpacked(both[half], factors[i][half * (GROUPS - 1)], factor, WARPS)
                 if half == 1:
                     # Into the registers that have just become free: a copy would wait for what is still on its way.
-                    later = _words(words, n, gl.minimum(step + AHEAD, steps - 1), steps, WARPS)
+                    later = load_words(words, n, gl.minimum(step + AHEAD, steps - 1), steps, WARPS)
                     tiles = tiles[:i] + (later,) + tiles[i + 1 :]
                     later = _factors(scales, n, step + AHEAD, end, groups, GROUPS, WARPS)
                     factors = factors[:i] + (later,) + factors[i + 1 :]

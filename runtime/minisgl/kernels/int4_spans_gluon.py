@@ -29,6 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
+from minisgl.kernels.int4_batch_gluon import halves, load_words, word_layout
 from minisgl.kernels.int4_row_gluon import unpack_words
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, groups_in_piece
 from minisgl.kernels.tensor_maps_gluon import tile_map
@@ -55,30 +56,10 @@ class SpansTile(NamedTuple):
     """Most programs that share the inputs of an output."""
 
 
-@gluon.constexpr_function
-def _word_layout(warps):
-    """Words [16 × warps outputs, 2 × 32 inputs, 4 threads] as the tensor cores take what is in them."""
-    lanes = [[0, 0, 1], [0, 0, 2], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    in_warps = [[16, 0, 0], [32, 0, 0], [64, 0, 0]][: 2 if warps == 4 else 3]
-    return gl.DistributedLinearLayout([[0, 1, 0], [8, 0, 0]], lanes, in_warps, [], [16 * warps, 2, 4])
-
-
-@gluon.jit
-def _load_words(words, n, step, STEPS: gl.constexpr, WARPS: gl.constexpr):
-    """Load 128 inputs of 16 × warps outputs from `n` on: [warps, 2 × 8 outputs, 128 words]."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 2, 4], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
-    warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-    half = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(2, layout)))
-    word = gl.arange(0, 128, layout=gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-    place = (warp // 4 * (STEPS * 1024) + warp % 4 * 256)[:, None] + half[None, :] * 128
-    at = gl.expand_dims(place, 2) + gl.expand_dims(gl.expand_dims(word, 0), 1)
-    return gl.load(words + (n // 64 * STEPS + step).to(gl.int64) * 1024 + at, cache_modifier=".cg")
-
-
 @gluon.jit
 def _load_scales(scales, n, step, STEPS: gl.constexpr, GROUPS: gl.constexpr, WARPS: gl.constexpr):
     """Load the scales of the groups of a step: [16 × warps outputs] each."""
-    output = gl.arange(0, 16 * WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, _word_layout(WARPS))))
+    output = gl.arange(0, 16 * WARPS, layout=gl.SliceLayout(1, gl.SliceLayout(2, word_layout(WARPS))))
     place = output // 64 * (STEPS * GROUPS * 64) + output % 64
     found = ()
     for group in gl.static_range(GROUPS):
@@ -97,19 +78,7 @@ def _load_step(
     if STEPS % AHEAD:
         step = gl.minimum(step, STEPS - 1)
     n = tile * (16 * WARPS)
-    return _load_words(words, n, step, STEPS, WARPS), _load_scales(scales, n, step, STEPS, GROUPS, WARPS)
-
-
-@gluon.jit
-def _halves(words, WARPS: gl.constexpr):
-    """Words [warps, 2, 128] to those of the first and the last 64 inputs, [16 × warps, 2, 4] each."""
-    # [warp, 8 outputs of 16, output of 8, thread of 4, 64 inputs, 32 inputs]
-    words = gl.permute(gl.reshape(words, [WARPS, 2, 8, 4, 2, 2]), [0, 1, 2, 5, 3, 4])
-    first, last = gl.split(gl.reshape(words, [16 * WARPS, 2, 4, 2]))
-    return (
-        gl.convert_layout(first, _word_layout(WARPS), assert_trivial=True),
-        gl.convert_layout(last, _word_layout(WARPS), assert_trivial=True),
-    )
+    return load_words(words, n, step, STEPS, WARPS), _load_scales(scales, n, step, STEPS, GROUPS, WARPS)
 
 
 @gluon.jit
@@ -133,7 +102,7 @@ def _add_step(total, step, x, i: gl.constexpr, GROUPS: gl.constexpr):
     WARPS: gl.constexpr = gl.num_warps()
     layout: gl.constexpr = total.type.layout
     words, scales = step
-    first, last = _halves(words, WARPS)
+    first, last = halves(words, WARPS)
     x0 = x.slice(i * 128, 64, dim=1).permute((1, 0))
     x1 = x.slice(i * 128 + 64, 64, dim=1).permute((1, 0))
     none = gl.zeros_like(total)
