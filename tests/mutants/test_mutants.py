@@ -6,15 +6,15 @@ tree; there the test must fail with that text, so that it is the bug that fails 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from support.forked_pytest import ForkedPytest
 
 ROOT = Path(__file__).parents[2]
 PATCHES = sorted(Path(__file__).parent.glob("*.patch"))
@@ -22,27 +22,47 @@ FAILED = 1
 """pytest's exit code when tests ran and failed; a mutant that cannot even be collected proves nothing."""
 
 
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy of the tree, without a bug before and after each test."""
+    folder = tmp_path_factory.mktemp("tree")
+    ignore = shutil.ignore_patterns("__pycache__", "mutants", ".hypothesis")
+    for name in ("runtime", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pytests(tree: Path) -> Iterator[ForkedPytest]:
+    pytests = ForkedPytest(tree)
+    yield pytests
+    pytests.close()
+
+
+@pytest.fixture
+def mutant(tree: Path, patch: Path) -> Iterator[None]:
+    """The tree has the bug."""
+    _apply(patch, tree)
+    yield
+    _apply(patch, tree, "--reverse")
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("mutant")
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_the_named_test_catches_the_bug(patch: Path, tmp_path: Path) -> None:
-    named, says = _header(patch, "Test"), _header(patch, "Says")
-    _copy_of_the_tree(tmp_path)
-    applied = subprocess.run(
-        ["git", "apply", "--whitespace=nowarn", str(patch)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert applied.returncode == 0, f"{patch.name} does not apply any more, renew it: {applied.stderr}"
-    run = _pytest(tmp_path, [named])
-    assert run.returncode == FAILED, f"the bug was not caught:\n{run.stdout[-3000:]}{run.stderr[-1000:]}"
+def test_the_named_test_catches_the_bug(patch: Path, pytests: ForkedPytest) -> None:
+    run = pytests.run([_header(patch, "Test")])
+    assert run.code == FAILED, f"the bug was not caught:\n{run.output[-4000:]}"
     # Of an error's own lines only: pytest shows the source around it too, which has the text in any case.
-    errors = "\n".join(re.findall(r"^E .*$", run.stdout, re.MULTILINE))
-    assert says in errors, f"something else than the bug was caught:\n{run.stdout[-3000:]}"
+    errors = "\n".join(re.findall(r"^E .*$", run.output, re.MULTILINE))
+    assert _header(patch, "Says") in errors, f"something else than the bug was caught:\n{run.output[-4000:]}"
 
 
 @pytest.mark.timeout(600)
-def test_without_a_bug_the_named_tests_pass(tmp_path: Path) -> None:
-    _copy_of_the_tree(tmp_path)
-    run = _pytest(tmp_path, sorted({_header(patch, "Test") for patch in PATCHES}))
-    assert run.returncode == 0, f"the tests fail by themselves:\n{run.stdout[-3000:]}{run.stderr[-1000:]}"
+def test_without_a_bug_the_named_tests_pass(pytests: ForkedPytest) -> None:
+    run = pytests.run(sorted({_header(patch, "Test") for patch in PATCHES}))
+    assert run.code == 0, f"the tests fail by themselves:\n{run.output[-4000:]}"
 
 
 def _header(patch: Path, name: str) -> str:
@@ -50,22 +70,12 @@ def _header(patch: Path, name: str) -> str:
     return str(value)
 
 
-def _copy_of_the_tree(folder: Path) -> None:
-    ignore = shutil.ignore_patterns("__pycache__", "mutants", ".hypothesis")
-    for name in ("runtime", "tests"):
-        shutil.copytree(ROOT / name, folder / name, ignore=ignore)
-    shutil.copy(ROOT / "pyproject.toml", folder)
-
-
-def _pytest(folder: Path, named: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-cov"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV"))}
-    environment["PYTHONPATH"] = f"{folder}/runtime:{folder}/tests"
-    return subprocess.run(
-        [*command, *named],
-        cwd=folder,
-        env=environment,
+def _apply(patch: Path, tree: Path, *options: str) -> None:
+    applied = subprocess.run(
+        ["git", "apply", "--whitespace=nowarn", *options, str(patch)],
+        cwd=tree,
         capture_output=True,
         text=True,
         check=False,
     )
+    assert applied.returncode == 0, f"{patch.name} does not apply any more, renew it: {applied.stderr}"
