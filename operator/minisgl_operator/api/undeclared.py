@@ -3,12 +3,11 @@ refuses a server-side apply with such fields as a whole, and names them."""
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.objects import Manifest, copy_of
 
 _PATH: Final = re.compile(r"((?:\.\w+|\[[^\]]*\])+): field not declared in schema")
 _STEP: Final = re.compile(r"\.(\w+)|\[[^\]]*\]")
@@ -21,7 +20,7 @@ def undeclared_fields(message: str) -> list[str]:
 
 def without_fields(manifest: Manifest, paths: Sequence[str]) -> Manifest:
     """A copy without the fields at `paths`; behind brackets in all items of a list, since their schema is the same."""
-    found = copy.deepcopy(manifest)
+    found = copy_of(manifest)
     for path in paths:
         _remove([found], [step.group(1) for step in _STEP.finditer(path)])
     return found

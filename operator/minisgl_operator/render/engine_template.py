@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from minisgl_operator.api.objects import copy_of
 from minisgl_operator.api.types import Recovery
 from minisgl_operator.render import names
 
@@ -35,7 +35,7 @@ class EngineTemplate:
 
     def for_replica(self, name: str, recovery: Recovery) -> dict[str, Any]:
         """The template of the replica's StatefulSet, with the current limit of restarts."""
-        result = copy.deepcopy(self.body)
+        result = copy_of(self.body)
         result["metadata"]["labels"] |= {names.REPLICA_LABEL: name, names.REVISION_LABEL: self.revision}
         arguments = result["spec"]["containers"][0]["args"]
         values = {

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
-from minisgl_operator.api.objects import Manifest
+from minisgl_operator.api.objects import Manifest, copy_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import names
 
@@ -41,7 +40,7 @@ def with_pruning(job: Manifest, pruning: Pruning | None) -> Manifest:
     """
     if pruning is None:
         return job
-    result = copy.deepcopy(job)
+    result = copy_of(job)
     kept = ("--keep", *pruning.keep) if pruning.keep else ()
     result["spec"]["template"]["spec"]["containers"][0]["args"] += ["--prune", pruning.prune, *kept]
     result["metadata"]["annotations"] = {names.PRUNING_ANNOTATION: msgspec.json.encode(pruning).decode()}

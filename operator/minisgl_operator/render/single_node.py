@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Final
 
+from minisgl_operator.api.objects import copy_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import model_files, names
 
@@ -40,4 +40,4 @@ def with_pods_of_claim(model: InferenceModel, affinity: dict[str, Any]) -> dict[
         ],
     }
     term = {"labelSelector": selector, "topologyKey": _NODE_NAME_LABEL}
-    return copy.deepcopy(affinity) | {"podAffinity": pod_affinity | {_REQUIRED: [term]}}
+    return copy_of(affinity) | {"podAffinity": pod_affinity | {_REQUIRED: [term]}}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.api.objects import Manifest, Ref
+from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.pods import component, revision_of
 from minisgl_operator.render import engine, frontend, names
 from minisgl_operator.render.defaults import Defaults
@@ -23,6 +24,15 @@ def operator_version(version: int, **rollout: Any) -> Defaults:
     return Defaults("minisgl-system", f"engine:{version}", f"frontend:{version}", models=models)
 
 
+class _Revisions(NamedTuple):
+    """Revisions of the pods of a model by an operator with these defaults."""
+
+    model: InferenceModel | None
+    defaults: Defaults | None
+    frontend: str
+    engine: str
+
+
 class FleetModel(GuardedCluster):
     """One model; `stage` is a label that waves select."""
 
@@ -34,6 +44,7 @@ class FleetModel(GuardedCluster):
         super().__init__(raw, defaults)
         self.key = ModelKey("team-a", name)
         self.edited = False
+        self._known = _Revisions(None, None, "", "")
 
     def edit(self, spec: dict[str, Any]) -> None:
         """An edit of a field that changes pods."""
@@ -52,19 +63,20 @@ class FleetModel(GuardedCluster):
 
     @property
     def has_new_frontends(self) -> bool:
-        return revision_of(self.frontends) == frontend.revision(self.model, self.defaults)
+        return revision_of(self.frontends) == self._new_revisions().frontend
 
     @property
     def has_new_engines(self) -> bool:
         """True if a StatefulSet has the template of the current operator."""
-        return self._new_revision in self._revisions()
+        return self._new_revisions().engine in self._revisions()
 
     @property
     def is_done(self) -> bool:
         """True if everything has the templates of the current operator, and serves."""
-        ready = {replica for replica, revision in self.routed().items() if revision == self._new_revision}
+        new = self._new_revisions().engine
+        ready = {replica for replica, revision in self.routed().items() if revision == new}
         wanted = self.model.spec.replicas
-        return self.has_new_frontends and self._revisions() <= {self._new_revision} and len(ready) >= wanted
+        return self.has_new_frontends and self._revisions() <= {new} and len(ready) >= wanted
 
     @property
     def state(self) -> str:
@@ -74,9 +86,12 @@ class FleetModel(GuardedCluster):
     def progressing(self) -> Manifest:
         return next(dict(each) for each in self.raw["status"]["conditions"] if each["type"] == "Progressing")
 
-    @property
-    def _new_revision(self) -> str:
-        return engine.current_template(self.model, self.defaults).revision
+    def _new_revisions(self) -> _Revisions:
+        model = self.model
+        if self._known.model is not model or self._known.defaults is not self.defaults:
+            template = engine.current_template(model, self.defaults)
+            self._known = _Revisions(model, self.defaults, frontend.revision(model, self.defaults), template.revision)
+        return self._known
 
     def _revisions(self) -> set[str | None]:
         sets = (body for ref, body in self.objects.items() if ref.kind == "StatefulSet" and component(body))

@@ -16,10 +16,11 @@ from support.cluster.simulated_cluster import SimulatedCluster
 class GuardedCluster(SimulatedCluster):
     """Checks each plan before it is sent."""
 
-    def reconcile(self, calls: int | None = None) -> None:
-        check_removals(self.observed(), self.plan())
-        check_drains(self.observed(), self.plan(), self.refused)
-        super().reconcile(calls)
+    def plan(self) -> tuple[Step, ...]:
+        steps, observed = super().plan(), self.observed()
+        check_removals(observed, steps)
+        check_drains(observed, steps, self.refused)
+        return steps
 
 
 def check_removals(observed: Observed, steps: tuple[Step, ...]) -> None:

@@ -5,7 +5,7 @@ Every step is one call, so a test can stop anywhere. Nothing happens by itself.
 
 from __future__ import annotations
 
-import copy
+import functools
 import itertools
 import json
 from collections.abc import Iterable
@@ -14,7 +14,15 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
-from minisgl_operator.api.objects import Manifest, Ref, controller_uid, has_condition, is_deleting, ref_of
+from minisgl_operator.api.objects import (
+    Manifest,
+    Ref,
+    controller_uid,
+    copy_of,
+    has_condition,
+    is_deleting,
+    ref_of,
+)
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.cache_use import cache_key_of
 from minisgl_operator.facts.facts import Facts
@@ -36,6 +44,11 @@ NODES = ("node-0", "node-1", "node-2")
 REFUSAL = "ValidatingAdmissionPolicy 'images' with binding 'images' denied request: this image is not allowed"
 NO_ROOM = {"kind": "fetch", "phase": "Failed", "reason": "NoSpace", "needed_bytes": 2, "free_bytes": 1}
 _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
+
+
+@functools.lru_cache(64)
+def _parsed(raw: str) -> InferenceModel:
+    return InferenceModel.parse(json.loads(raw))
 
 
 class SimulatedCluster:
@@ -119,13 +132,13 @@ class SimulatedCluster:
 
     @property
     def model(self) -> InferenceModel:
-        return InferenceModel.parse(self.raw)
+        return _parsed(json.dumps({name: value for name, value in self.raw.items() if name != "status"}))
 
     def look(self) -> None:
         """Let the watches catch up on pods and on writes of controllers. Own writes are visible immediately."""
-        self._seen_pods = copy.deepcopy(self.pods)
+        self._seen_pods = copy_of(self.pods)
         self._seen_status = {
-            body["metadata"]["uid"]: copy.deepcopy(body.get("status")) for body in self.objects.values()
+            body["metadata"]["uid"]: copy_of(body.get("status")) for body in self.objects.values()
         }
 
     def observed(self) -> Observed:
@@ -200,7 +213,7 @@ class SimulatedCluster:
         ref = ref_of(manifest)
         live = self.objects.get(ref)
         if live is None:
-            created = copy.deepcopy(manifest)
+            created = copy_of(manifest)
             created["metadata"] |= {
                 "uid": self._uid(),
                 "generation": 1,
@@ -213,10 +226,10 @@ class SimulatedCluster:
             if ref.kind == "StatefulSet":
                 assert all(live["spec"][name] == manifest["spec"][name] for name in _IMMUTABLE)
             assert ref.kind != "Job" or live["spec"]["template"] == manifest["spec"]["template"], "immutable"
-            live["metadata"] |= {"annotations": {}} | copy.deepcopy(manifest["metadata"])
+            live["metadata"] |= {"annotations": {}} | copy_of(manifest["metadata"])
             live["metadata"]["generation"] += 1
             for field in manifest.keys() - {"metadata"}:
-                live[field] = copy.deepcopy(manifest[field])
+                live[field] = copy_of(manifest[field])
 
     def changes(self, manifest: Manifest) -> bool:
         """True if an apply would change anything."""
@@ -445,7 +458,7 @@ class SimulatedCluster:
         body["status"] = status
 
     def _make_pod(self, body: Manifest, index: int) -> Manifest:
-        template = copy.deepcopy(body["spec"]["template"])
+        template = copy_of(body["spec"]["template"])
         template["metadata"]["labels"][names.POD_INDEX_LABEL] = str(index)
         template["spec"]["nodeName"] = self._free_node() if self.slots is None else None
         template["metadata"] |= {
