@@ -14,6 +14,9 @@ from support.parsing.replay import Result, cut, formats, replay, tokens
 TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
 PARSERS = sorted({parser for parser, _ in WRITERS.values()})
 
+# Tracing would make many thousands of replays take twice as long; other tests reach the same lines.
+pytestmark = pytest.mark.no_cover
+
 every_format = pytest.mark.parametrize("name", WRITERS)
 every_parser = pytest.mark.parametrize("parser", PARSERS)
 

@@ -14,6 +14,9 @@ from support.parsing.replay import Result, by_bytes, cut, formats, replay, token
 MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]")
 VOCABULARY = (*MARKERS, "[/THINK]", "<|python_tag|>")
 
+# Tracing would make hundreds of thousands of replays take twice as long; other tests reach the same lines.
+pytestmark = pytest.mark.no_cover
+
 every_format = pytest.mark.parametrize("name", WRITERS)
 
 
