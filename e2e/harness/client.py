@@ -38,7 +38,7 @@ class ClientPod:
 
     def service_url(self, service: str) -> str:
         """URL on the host that is forwarded to port 80 of a Service's cluster IP."""
-        found = self.namespace.get("service", service)
+        found = self.namespace.get("services", service)
         assert found is not None, f"no Service {service}"
         return f"http://127.0.0.1:{self.port_to(in_url(found['spec']['clusterIP']) + ':80')}"
 

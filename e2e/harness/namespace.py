@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cluster.control_plane import kubectl
-from cluster.places import CommandFailed
 from cluster.relay import expose_from_pod
+from harness.objects import read, read_all
 
 Manifest = Mapping[str, Any]
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Namespace:
         kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
         namespace = cls(name)
         # Pods are rejected until it exists.
-        namespace.wait("the default service account", lambda: namespace.get("serviceaccount", "default"))
+        namespace.wait("the default service account", lambda: namespace.get("serviceaccounts", "default"))
         return namespace
 
     def delete(self, *, wait: bool = True) -> None:
@@ -48,22 +48,12 @@ class Namespace:
     def apply(self, *objects: Manifest) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
-    def rejection(self, manifest: Manifest) -> str:
-        """Apply a manifest that the API server must reject; returns the error."""
-        try:
-            self.apply(manifest)
-        except CommandFailed as error:
-            return str(error)
-        raise AssertionError(f"the API server accepted {json.dumps(manifest)}")
+    def get(self, resource: str, name: str) -> dict[str, Any] | None:
+        """One object; None if it does not exist. `resource` is a plural, such as pods."""
+        return read(self.name, resource, name)
 
-    def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        text = self.kubectl("get", kind, name, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
-
-    def objects(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        options = [f"--selector={selector}"] if selector else []
-        items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *options, "-o", "json"))["items"]
-        return items
+    def objects(self, resource: str, selector: str = "") -> list[dict[str, Any]]:
+        return read_all(self.name, resource, selector)
 
     def patch(self, kind: str, name: str, change: Manifest) -> None:
         """Apply a merge patch (RFC 7386)."""
@@ -82,7 +72,7 @@ class Namespace:
 
     def status(self, model: str) -> dict[str, Any]:
         """Status of an InferenceModel; {} if it has none yet."""
-        found = self.get("inferencemodel", model) or {}
+        found = self.get("inferencemodels", model) or {}
         status: dict[str, Any] = found.get("status", {})
         return status
 
@@ -97,7 +87,7 @@ class Namespace:
         """Wait until the condition has this status (and reason) for the current generation; returns it."""
 
         def met() -> dict[str, str]:
-            found = self.get("inferencemodel", model) or {"metadata": {}}
+            found = self.get("inferencemodels", model) or {"metadata": {}}
             generation = found["metadata"].get("generation")
             for condition in found.get("status", {}).get("conditions", []):
                 current = condition.get("observedGeneration") == generation and condition["status"] == status
@@ -115,7 +105,7 @@ class Namespace:
 
     def port_from_pod(self, pod: str, address: str) -> int:
         """Port of the host's loopback that is forwarded to IP:PORT in a pod's network while its container runs."""
-        found = self.get("pod", pod)
+        found = self.get("pods", pod)
         assert found is not None, f"no pod {pod}"
         container = found["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
         return expose_from_pod(found["spec"]["nodeName"], container, address)

@@ -19,7 +19,7 @@ def test_a_model_serves_through_its_service(namespace: Namespace, client: Client
     namespace.apply(cpu_model("demo"))
     namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER
-    service = namespace.get("service", "demo")
+    service = namespace.get("services", "demo")
     assert service is not None
     assert IPv6Address(service["spec"]["clusterIP"])
     for component in ("frontend", "engine"):

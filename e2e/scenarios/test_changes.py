@@ -231,7 +231,7 @@ def test_a_frontend_that_is_deleted_serves_clients_that_do_not_know_it_yet(
     url = f"{client.pod_url(pod)}/v1"
     began = time.monotonic()
     namespace.kubectl("delete", "pod", name, "--wait=false")
-    namespace.wait("a pod that is not ready", lambda: not _is_ready(namespace.get("pod", name)))
+    namespace.wait("a pod that is not ready", lambda: not _is_ready(namespace.get("pods", name)))
     assert time.monotonic() - began < 30, "it was too late to ask"
     # As a load balancer that still has the address of the pod.
     assert ask(OpenAI(base_url=url, api_key="none", max_retries=0), "demo") == ANSWER

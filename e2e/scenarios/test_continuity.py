@@ -33,7 +33,7 @@ def serve(namespace: Namespace, model: dict[str, Any]) -> None:
 
 def is_served(namespace: Namespace, replicas: int) -> bool:
     """True if this many replicas of the current generation serve, and no others exist."""
-    model = namespace.get("inferencemodel", "demo")
+    model = namespace.get("inferencemodels", "demo")
     assert model is not None
     status = model.get("status", {})
     counts = {status.get(key, 0) for key in ("readyReplicas", "updatedReplicas")}

@@ -59,7 +59,10 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
 
 
 def _versions(namespace: Namespace) -> dict[str, str]:
-    kinds = ("statefulset", "deployment", "service", "networkpolicy", "pdb", "serviceaccount", "inferencemodel")
+    kinds = (
+        *("statefulsets", "deployments", "services", "networkpolicies"),
+        *("poddisruptionbudgets", "serviceaccounts", "inferencemodels"),
+    )
     return {
         f"{kind}/{found['metadata']['name']}": found["metadata"]["resourceVersion"]
         for kind in kinds

@@ -51,6 +51,6 @@ def test_every_query_of_the_chart_finds_its_metrics(namespace: Namespace, client
 
 
 def _operator_url(client: ClientPod) -> str:
-    found = Namespace(installation.NAMESPACE).get("service", "minisgl-operator-metrics")
+    found = Namespace(installation.NAMESPACE).get("services", "minisgl-operator-metrics")
     assert found is not None, "the release has no Service of metrics"
     return f"http://127.0.0.1:{client.port_to(in_url(found['spec']['clusterIP']) + ':8080')}/metrics"

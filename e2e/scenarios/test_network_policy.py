@@ -33,7 +33,7 @@ def test_other_pods_reach_only_the_api(namespace: Namespace, client: ClientPod, 
     # Ready implies that the operator's probes are allowed.
     namespace.wait_for_condition("demo", "Ready")
     assert ask(client.openai("demo"), "demo") == ANSWER
-    rank0, rank1 = (namespace.get("pod", f"demo-r0-{rank}") for rank in (0, 1))
+    rank0, rank1 = (namespace.get("pods", f"demo-r0-{rank}") for rank in (0, 1))
     assert rank0 and rank1
     engines = [pod["status"]["podIP"] for pod in (rank0, rank1)]
     frontend = namespace.pods("demo", "frontend")[0]["status"]["podIP"]

@@ -98,7 +98,7 @@ def test_pods_of_a_lost_node_are_created_again_on_another(
             measurement(f"a lost node to two ready replicas: {time.monotonic() - began:.0f} s")
             assert victim not in _engine_nodes(namespace)
         namespace.wait_for_condition("demo", "Ready")
-    found = namespace.get("pod", lost["metadata"]["name"])
+    found = namespace.get("pods", lost["metadata"]["name"])
     assert found is not None and found["metadata"]["uid"] != lost["metadata"]["uid"]
     measurement(f"a lost node: {sent.summary()}; at the other frontend: {surviving.summary()}")
     sent.check(frontend_lost=True)
@@ -118,9 +118,9 @@ def test_a_pod_with_a_hung_process_keeps_its_device(
             found = namespace.wait_for_condition("demo", "EngineReady", "False", reason="PodNotTerminating")
             assert name in found["message"] and victim in found["message"], found
             sent.wait_for_answers()
-            still = namespace.get("pod", name)
+            still = namespace.get("pods", name)
             assert still is not None and still["metadata"]["uid"] == uid, "its device was given to another pod"
-        namespace.wait("another pod", lambda: (namespace.get("pod", name) or stuck)["metadata"]["uid"] != uid)
+        namespace.wait("another pod", lambda: (namespace.get("pods", name) or stuck)["metadata"]["uid"] != uid)
         namespace.wait("two replicas", lambda: _ready_replicas(namespace) == 2)
     deleted = [write for write in writes.of_operators(began) if (write.resource, write.name) == ("pods", name)]
     assert not deleted, "the operator removed a pod from a node that is alive"

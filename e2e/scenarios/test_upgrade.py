@@ -113,7 +113,7 @@ def _runs(namespace: Namespace, references: Mapping[str, str]) -> bool:
 
 
 def _updated(namespace: Namespace, count: int) -> bool:
-    model = namespace.get("inferencemodel", "demo")
+    model = namespace.get("inferencemodels", "demo")
     assert model is not None
     status = model["status"]
     counted = (status["updatedReplicas"], status["readyReplicas"]) == (count, count)
