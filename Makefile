@@ -10,10 +10,13 @@ PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 # With --dist loadfile, xdist hangs after it has replaced a crashed worker.
 PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 KUBERNETES_TESTS = tests/operator/cluster tests/chart
+# Clusters beside the demo's. Scenarios mostly wait for pods, so three of them run at a time, each on a cluster of its own:
+# some kill operators or nodes.
+E2E_CLUSTERS = --dist worksteal --max-worker-restart 0 $(foreach n,1 2 3,--tx popen//env:MINISGL_CLUSTER=minisgl-e2e-$(n))
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint cluster-tools bench bench-operator test-gpu lock clean install
+.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint machine cluster-tools bench bench-operator test-gpu lock clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +33,7 @@ run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask
 test: install chromium  ## install dependencies, check style and types, and run the tests with coverage
 	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint
 	@rm -f .coverage .coverage.*
-	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,$(KUBERNETES_TESTS)) --cov --cov-report=
+	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,tests/gpu $(KUBERNETES_TESTS)) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
 	@for part in minisgl/{scheduler,wire,frontend,tokenizer,router,replica}/\*:90 minisgl_operator/\*:95; do \
 		.venv/bin/python -m coverage report --include="*/$${part%:*}" --fail-under=$${part#*:} >/dev/null || \
@@ -40,12 +43,12 @@ test: install chromium  ## install dependencies, check style and types, and run 
 test-kubernetes: cluster-tools prometheus  ## test operator and chart on a real API server and with helm; builds both the first time, in 5 to 10 minutes
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(KUBERNETES_TESTS)
 
-# A separate cluster beside the demo's.
-e2e: install prometheus $(DEMO)  ## run the scenarios on a cluster with nodes (E2E_KEEP=1: keep the cluster for inspection)
-	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m 'not soak' --timeout 900 $(E2E_ARGS) e2e/scenarios
+e2e: install prometheus $(DEMO)  ## run the scenarios on clusters with nodes (E2E_KEEP=1: keep the clusters for inspection)
+	$(PYTEST) $(E2E_CLUSTERS) -m 'not soak' --timeout 900 $(E2E_ARGS) e2e/scenarios
 
 e2e-full: e2e e2e-long  ## run all scenarios, the long ones included, in two to three hours
 
+# One cluster: they measure pauses.
 e2e-long: install prometheus $(DEMO)  ## run the scenarios that e2e leaves out because each takes minutes, and those of IPv6
 	MINISGL_CLUSTER=minisgl-e2e $(PYTEST) -m soak --timeout 3600 $(E2E_ARGS) e2e/scenarios
 	MINISGL_CLUSTER=minisgl-e2e-ipv6 MINISGL_IP_FAMILY=6 $(PYTEST) --timeout 3600 e2e/ipv6
@@ -60,6 +63,9 @@ lint: install  ## run ruff, mypy --strict and the import rules
 	.venv/bin/ruff check runtime operator benchmarks tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
+
+machine: install chromium prometheus cluster-tools image-engine  ## build and install all that tests need once on a machine, in half an hour
+	@PYTHONPATH=e2e .venv/bin/python -m harness.prepare
 
 cluster-tools: install
 	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster.cluster_tools

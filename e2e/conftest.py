@@ -1,4 +1,4 @@
-"""Fixtures of the scenarios: one cluster for all of them, and a namespace for each."""
+"""Fixtures of the scenarios: one cluster for all scenarios of a process, and a namespace for each of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from harness.namespace import Namespace
 
 KEEP: Final = "E2E_KEEP"
 """Environment variable: keep the cluster and the namespaces of failed tests, to inspect them."""
+_MEASURED: Final = "measured"
+"""Property of a test's report: a line that is printed at the end."""
 _reports: Final = pytest.StashKey[dict[str, pytest.TestReport]]()
-_measurements: Final = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -79,13 +80,15 @@ def hub(images: dict[str, str]) -> Iterator[Hub]:
 @pytest.fixture
 def measurement(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Function that takes a line with a measurement; all of them are printed at the end, also those of passed tests."""
-    return request.config.stash.setdefault(_measurements, []).append
+    return lambda line: request.node.user_properties.append((_MEASURED, line))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if measurements := config.stash.get(_measurements, []):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [one for outcome in ("passed", "failed") for one in terminalreporter.getreports(outcome)]
+    lines = [line for report in reports for name, line in report.user_properties if name == _MEASURED]
+    if lines:
         terminalreporter.section("measured")
-        for line in measurements:
+        for line in dict.fromkeys(lines):
             terminalreporter.write_line(line)
 
 

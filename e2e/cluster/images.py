@@ -74,6 +74,11 @@ def seed_directory() -> Path | None:
 
 def make_seed(seeded: Sequence[BlobImage]) -> None:
     """Unpack images into the seed, unless it contains exactly these."""
+    with tools.locked(CACHE / "seed.lock"):
+        _make_seed(seeded)
+
+
+def _make_seed(seeded: Sequence[BlobImage]) -> None:
     key = hashlib.sha256(repr(seeded).encode()).hexdigest()[:16]
     target = CACHE / "seed" / key
     if not target.exists():

@@ -39,8 +39,8 @@ def phase(what: str) -> Iterator[None]:
     say(f"--- {what}: {time.monotonic() - began:.1f} s")
 
 
-def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
-    """Start the cluster, build and load the images, each only if necessary; returns the image references by name."""
+def prepare() -> dict[str, build.Built]:
+    """Build programs and images, each only if necessary; returns the images by name."""
     with phase("tools (Kubernetes, containerd, helm): built once, which takes 5 to 15 minutes"):
         for each in tools.ALL:
             tools.directory(each)
@@ -48,6 +48,12 @@ def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
         built = build.build_all()
     with phase("dependencies of the images, unpacked once"):
         cluster_images.make_seed([_blob_image(one.dependencies) for one in built.values()])
+    return built
+
+
+def bring_up(nodes: int = lifecycle.NODES) -> dict[str, str]:
+    """Start the cluster, build and load the images, each only if necessary; returns the image references by name."""
+    built = prepare()
     with phase(f"cluster with {nodes} nodes"):
         lifecycle.up(nodes)
     with phase("own code of the images onto the nodes"):
