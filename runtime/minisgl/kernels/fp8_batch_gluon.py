@@ -336,7 +336,7 @@ def _fp8_batch(
 @functools.cache
 def takes_batch(rows: int, outputs: int, inputs: int, programs: int, *, per_channel: bool = False) -> bool:
     """Whether this kernel computes the product faster than others, from measurements on H200 GPUs
-    (benchmarks/results/2026-11-26-h200-fp8-batch and 2026-11-27-h200-fp8-channels)."""
+    (`python benchmarks/fp8_batch.py`, and with `--per-channel`)."""
     if rows < _FEWEST_ROWS:
         return False
     if rows <= 64:

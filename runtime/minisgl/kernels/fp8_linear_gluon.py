@@ -4,9 +4,9 @@ per output.
 
 A step of the tensor cores is one block of inputs. Its result is scaled and added in float32 by ordinary instructions,
 since the tensor cores keep only 14 bits of a sum of FP8 products. Up to 64 rows the product is one read of W and this
-kernel comes closer to the bandwidth of the memory than cuBLAS (benchmarks/results/2026-11-27-h200-fp8-linear), the more
-so the more of W is on its way: all programs run at once and fill shared memory. fp8_batch_gluon has a kernel for more
-rows.
+kernel comes closer to the bandwidth of the memory than cuBLAS: for 17,408 inputs, 5,120 outputs and 64 rows it takes at
+most 30 µs on an H200, cuBLAS 49, the bytes 21. It is the faster the more of W is on its way: all programs run at once
+and fill shared memory. fp8_batch_gluon has a kernel for more rows.
 """
 
 import functools
