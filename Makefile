@@ -12,7 +12,7 @@ PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscop
 KUBERNETES_TESTS = tests/operator/cluster tests/chart
 # Clusters beside the demo's. Scenarios mostly wait for pods, so three of them run at a time, each on a cluster of its own:
 # some kill operators or nodes.
-E2E_CLUSTERS = --dist worksteal --max-worker-restart 0 $(foreach n,1 2 3,--tx popen//env:MINISGL_CLUSTER=minisgl-e2e-$(n))
+E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,1 2 3,--tx popen//env:MINISGL_CLUSTER=minisgl-e2e-$(n))
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 

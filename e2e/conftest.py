@@ -22,9 +22,16 @@ from harness.namespace import Namespace
 
 KEEP: Final = "E2E_KEEP"
 """Environment variable: keep the cluster and the namespaces of failed tests, to inspect them."""
+_LONGEST: Final = ("test_idle", "test_kills", "test_rank_death", "test_changes", "test_continuity", "test_operators")
+"""Files whose scenarios take longest: they begin first, so that none is left alone at the end."""
 _MEASURED: Final = "measured"
 """Property of a test's report: a line that is printed at the end."""
 _reports: Final = pytest.StashKey[dict[str, pytest.TestReport]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session")
