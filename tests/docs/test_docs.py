@@ -161,7 +161,7 @@ def test_make_help_has_a_line_for_every_target() -> None:
     helped = {line.split()[1] for line in done.stdout.splitlines()}
     local = {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu"}
     clusters = {"demo", "demo-down", "test-kubernetes", "bench-operator", "e2e", "e2e-long", "e2e-full", "images"}
-    assert local | clusters | {"image-engine"} == helped
+    assert local | clusters | {"image-engine", "machine"} == helped
 
 
 def test_the_project_speaks_only_of_itself() -> None:
