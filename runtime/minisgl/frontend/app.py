@@ -26,13 +26,13 @@ from minisgl.frontend.generation.response_format import error_event as openai_er
 from minisgl.frontend.native.generation_probe import GenerationProbe
 from minisgl.frontend.native.information import InformationEndpoints
 from minisgl.frontend.native.requests import parse_native
-from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
+from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion, parse_invocation
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
 from minisgl.frontend.responses.input_tokens import InputTokens
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.frontend.responses.responses import early_error as responses_error
-from minisgl.frontend.responses.stored import stored_response
+from minisgl.frontend.responses.stored import compact_response, stored_response
 from minisgl.frontend.server.metrics_page import MetricsPage
 from minisgl.frontend.server.middleware import with_middleware
 from minisgl.frontend.server.responses import json_response, on_error
@@ -101,12 +101,14 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         Route("/v1/completions", generation(parse_completion), methods=["POST"]),
         Route("/v1/responses", generation(parse_responses, responses_error), methods=["POST"]),
         Route("/v1/responses/input_tokens", InputTokens(tokenizers, config).count, methods=["POST"]),
+        Route("/v1/responses/compact", compact_response, methods=["POST"]),
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", generation(parse_message_request, anthropic_error), methods=["POST"]),
         Route("/v1/messages/count_tokens", TokenCount(tokenizers, config).count, methods=["POST"]),
         Route("/generate", generation(parse_native), methods=["POST"]),
-        Route("/tokenize", tokenization.tokenize, methods=["POST"]),
-        Route("/detokenize", tokenization.detokenize, methods=["POST"]),
+        Route("/invocations", generation(parse_invocation), methods=["POST"]),
+        *(Route(path, tokenization.tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),
+        *(Route(path, tokenization.detokenize, methods=["POST"]) for path in ("/detokenize", "/v1/detokenize")),
         Route("/tokenizer_info", tokenization.tokenizer_info),
         Route("/version", version),
         *(Route(path, information.model_info) for path in ("/get_model_info", "/model_info")),
@@ -118,6 +120,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
         Route("/v1/models/{name:path}", model),
         Route("/", chat_page),
         Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
         Route("/health_generate", GenerationProbe(tokenizers).__call__, methods=["GET"]),
         Route("/ready", ready),
         # For HEAD, and 405 for other methods: GET never gets here, see `_bypass_framework`.

@@ -43,7 +43,9 @@ _BODIES: Final[dict[str, type[msgspec.Struct]]] = {
     "/v1/messages/count_tokens": CountTokensBody,
     "/generate": NativeBody,
     "/tokenize": TokenizeBody,
+    "/v1/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
+    "/v1/detokenize": DetokenizeBody,
 }
 
 _NULL: Final[Schema] = {"type": "null"}
@@ -74,17 +76,19 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
                 schema["properties"]["model"] = {"enum": [*model.all_names, DEFAULT_MODEL, None], "default": None}
         _set_last_token(schemas, model.card.vocab_size - 1)
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    bodies = dict(zip(_BODIES, references, strict=True))
+    bodies["/invocations"] = {"anyOf": [bodies["/v1/chat/completions"], bodies["/v1/completions"]]}
     paths = {
         path: {
             "post": {
-                "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+                "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
                 "responses": {
                     "200": {"description": "The response, or with `stream` its events."},
                     "default": {"description": "An error.", **error},
                 },
             }
         }
-        for path, reference in zip(_BODIES, references, strict=True)
+        for path, body in bodies.items()
     }
     return {
         "openapi": "3.1.0",

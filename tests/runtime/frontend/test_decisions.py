@@ -197,7 +197,9 @@ def test_usage_counts_the_eos_token_and_a_prompt_once(stack: FrontendStack, path
         "completion_tokens": 2 * (len(ids("ab")) + 1),
         "total_tokens": prompt + 2 * (len(ids("ab")) + 1),
         "prompt_tokens_details": {"cached_tokens": 2},
-        **({"completion_tokens_details": {"reasoning_tokens": 0}} if "messages" in body else {}),
+        **(
+            {"completion_tokens_details": {"reasoning_tokens": 0}, "reasoning_tokens": 0} if "messages" in body else {}
+        ),
     }
 
 

@@ -94,7 +94,8 @@ def test_chat_stream(stack: FrontendStack) -> None:
         CHUNK + '{"index":0,"delta":{"content":"🙂"},"logprobs":null,"finish_reason":null}],"usage":null}',
         CHUNK + f'{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"stop",{NOTHING}}}],"usage":null}}',
         f'{CHUNK}],"usage":{{"prompt_tokens":{prompt},"completion_tokens":5,"total_tokens":{prompt + 5},'
-        '"prompt_tokens_details":{"cached_tokens":3},"completion_tokens_details":{"reasoning_tokens":0}}}',
+        '"prompt_tokens_details":{"cached_tokens":3},"completion_tokens_details":{"reasoning_tokens":0},'
+        '"reasoning_tokens":0}}',
         "data: [DONE]",
     ]
 

@@ -31,6 +31,7 @@ from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.held_requests import Held
 from minisgl.frontend.server.json_body import read_json_body
+from minisgl.frontend.server.load_header import load_header
 from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.response_stream import Delta, ResponseStream
 from minisgl.frontend.server.unknown_fields import ignored_params
@@ -107,12 +108,13 @@ class GenerationEndpoint:
             await self._accepted(stream, opening)
             record.response_id = secrets.token_hex(16)
             if request.stream:
-                await opening.open(response_headers)
+                await opening.open(response_headers | load_header(headers, self._tokenizers.requests.status))
                 await _send_stream(record, request, stream, send)
             else:
                 choices = await stream.complete()
                 whole = request.format.full(record.response_id, record.model, choices)
                 response_headers |= _continued_header(choices)
+                response_headers |= load_header(headers, self._tokenizers.requests.status)
                 await Response(whole, 200, response_headers, "application/json")(scope, receive, send)
         except NotTaken:
             return False

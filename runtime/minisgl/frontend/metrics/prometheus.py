@@ -52,7 +52,8 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
 
 def _engine(page: _Page, status: Status) -> None:
     usage = status.used_pages / max(status.num_pages, 1)
-    pool = f',block_size="{status.page_size}",num_gpu_blocks="{status.num_pages}"'
+    size = status.num_pages * status.page_size
+    pool = f',block_size="{status.page_size}",num_gpu_blocks="{status.num_pages}",kv_cache_size_tokens="{size}"'
     page.gauge("vllm:num_requests_running", "Requests in the batch.", status.running)
     page.gauge("vllm:num_requests_waiting", "Requests that wait for a place in the batch.", status.waiting)
     by_reason = {"capacity": status.waiting - status.deferred, "deferred": status.deferred}

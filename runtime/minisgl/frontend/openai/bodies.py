@@ -219,6 +219,12 @@ class CompletionBody(Body, kw_only=True):
     web_search_options: Unsupported = None
 
 
+class Invocation(msgspec.Struct, kw_only=True):
+    """POST /invocations: the body of a chat, which has messages, or else of a completion."""
+
+    messages: list[msgspec.Raw] | None = None
+
+
 class TokenizeBody(msgspec.Struct, kw_only=True):
     """POST /tokenize: `prompt` or `messages`."""
 

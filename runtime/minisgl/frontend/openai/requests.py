@@ -16,11 +16,19 @@ from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
 from minisgl.frontend.generation.sampling import sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.openai.bodies import Body, ChatBatchBody, ChatBody, ChatFields, CompletionBody, StreamOptions
+from minisgl.frontend.openai.bodies import (
+    Body,
+    ChatBatchBody,
+    ChatBody,
+    ChatFields,
+    CompletionBody,
+    Invocation,
+    StreamOptions,
+)
 from minisgl.frontend.openai.conversation import parse_conversation, parse_thinking_budget, template_fields
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
 from minisgl.frontend.openai.tools import parse_tools
-from minisgl.frontend.server.json_body import invalid, unsupported
+from minisgl.frontend.server.json_body import decode, invalid, unsupported
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.text import ChatMessage, SamplingDefaults
 
@@ -30,6 +38,7 @@ COMPLETION_MAX_TOKENS: Final = 16
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
 _chat_batch_decoder: Final = msgspec.json.Decoder(ChatBatchBody)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
+_invocation_decoder: Final = msgspec.json.Decoder(Invocation)
 
 
 def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
@@ -95,6 +104,12 @@ def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationReques
         logprobs=body.logprobs,
         options={"echo": bool(body.echo)},
     )
+
+
+def parse_invocation(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+    """Return the request for the body of a chat or of a completion. Raises ApiError."""
+    is_chat = decode(_invocation_decoder, raw).messages
+    return (parse_chat if is_chat else parse_completion)(raw, defaults)
 
 
 def _request(

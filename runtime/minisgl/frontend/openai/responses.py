@@ -126,7 +126,10 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
         usage = _token_counts(prompt_tokens, sum(end.completion_tokens for end in ends))
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
         if self.kind == "chat":
-            usage["completion_tokens_details"] = {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)}
+            reasoning_tokens = sum(end.reasoning_tokens for end in ends)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+            # Clients of SGLang read it here.
+            usage["reasoning_tokens"] = reasoning_tokens
         return usage
 
 

@@ -1,4 +1,4 @@
-"""Routes of stored responses, of which there are none."""
+"""Routes of stored responses, of which there are none, and of their compaction."""
 
 from __future__ import annotations
 
@@ -14,3 +14,12 @@ async def stored_response(request: Request) -> Response:
     name = truncate(request.path_params["name"])
     message = f"response {name!r} does not exist: responses are not stored; keep what POST /v1/responses returns"
     raise ApiError(404, "response_not_found", message)
+
+
+async def compact_response(_: Request) -> Response:
+    """Raises ApiError."""
+    message = (
+        "this server does not compact conversations: ask the model for a summary with POST /v1/responses, and send it "
+        "as `input` in place of the items that it sums up"
+    )
+    raise ApiError(404, "compaction_not_supported", message)

@@ -12,7 +12,7 @@ from minisgl.frontend.server.response_stream import ResponseStream
 # A documented name, which log pipelines select by. It does not follow the module.
 logger = logging.getLogger("minisgl.frontend.access_log")
 
-NOT_LOGGED: Final = frozenset({"/health", "/ready", "/metrics"})
+NOT_LOGGED: Final = frozenset({"/health", "/ping", "/ready", "/metrics"})
 """Paths that machines request several times a second."""
 
 _MAX_LENGTH: Final = 256

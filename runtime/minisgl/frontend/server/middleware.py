@@ -29,7 +29,7 @@ _PIECE_BYTES: Final = 64 << 10
 """Largest part of a body of one send. A client has `send_seconds` for each, so that a large body does not
 require a faster client than a stream does."""
 
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/metrics", "/version"})
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/version"})
 """Paths that need no API key: for probes, Prometheus and browsers."""
 
 

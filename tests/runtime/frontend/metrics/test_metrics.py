@@ -83,7 +83,8 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
         "vllm:num_preemptions_total": 2,
     }.items():
         assert found[name, ()] == value, name
-    assert found["vllm:cache_config_info", (("block_size", "16"), ("num_gpu_blocks", "64"))] == 1
+    pool = {"block_size": "16", "num_gpu_blocks": "64", "kv_cache_size_tokens": "1024"}
+    assert found["vllm:cache_config_info", tuple(sorted(pool.items()))] == 1
     assert found["minisgl:engine_last_step_age_seconds", ()] == 0.25
     waiting = {reason: found["vllm:num_requests_waiting_by_reason", (("reason", reason),)] for reason in REASONS}
     assert waiting == {"capacity": 2, "deferred": 1}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from minisgl.frontend.config import Access
 from minisgl.version import __version__
 from minisgl.wire.messages import Ack, Submit
-from support.frontend.fake_scheduler import STATUS, row
+from support.frontend.fake_scheduler import STATUS, answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
 
@@ -62,6 +64,35 @@ def test_the_load_is_reported(make_stack: MakeStack) -> None:
     assert stack.http.get("/get_load").json() == [
         {"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 256}
     ]
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, {"prompt": "a", "stream": True}], ids=["whole", "stream"])
+def test_an_answer_reports_the_load_where_a_load_balancer_asks_for_it(
+    make_stack: MakeStack, body: dict[str, Any]
+) -> None:
+    stack = make_stack()
+    stack.scheduler.status = BUSY
+    eventually(lambda: stack.http.get("/load").json()["num_waiting_reqs"] == 2)
+    stack.scheduler.answer = answer_with(ids("a"))
+
+    def load(*format: str) -> str | None:
+        headers = {"endpoint-load-metrics-format": format[0]} if format else {}
+        answer = stack.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+        return answer.headers.get("endpoint-load-metrics")
+
+    text = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=2.0"
+    assert load("TEXT") == load("text") == text
+    format, _, report = (load("JSON") or "").partition(" ")
+    metrics = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 2.0}
+    assert (format, json.loads(report)) == ("JSON", {"named_metrics": metrics})
+    assert load() is None and load("BIN") is None
+
+
+def test_a_hosting_platform_finds_the_frontend_alive(make_stack: MakeStack) -> None:
+    stack = make_stack(wait=False)
+    for method in ("GET", "POST"):
+        assert stack.http.request(method, "/ping").status_code == 200
 
 
 def test_without_an_engine_nothing_is_described(make_stack: MakeStack) -> None:

@@ -71,6 +71,7 @@ def test_a_call_behind_reasoning_and_text(agent_stack: FrontendStack, client: op
     assert reason == "tool_calls"
     assert usage.completion_tokens == count
     assert 0 < usage.completion_tokens_details.reasoning_tokens < count
+    assert usage.reasoning_tokens == usage.completion_tokens_details.reasoning_tokens
 
 
 def test_log_probabilities_have_all_tokens_of_the_answer(agent_stack: FrontendStack, client: openai.OpenAI) -> None:

@@ -101,7 +101,8 @@ def test_full_responses(kind: Any) -> None:
     name, form = ("chatcmpl-1", "chat.completion") if kind == "chat" else ("cmpl-1", "text_completion")
     nothing = NOTHING + ',"token_ids":null' + ("" if kind == "chat" else NO_PROMPT)
     choices = f'"choices":[{{"index":0,{content},"logprobs":null,"finish_reason":"stop",{nothing}}}],'
-    details = f',"completion_tokens_details":{{"reasoning_tokens":0}}}}{NO_PROMPT}}}' if kind == "chat" else "}}"
+    reasoning = ',"completion_tokens_details":{"reasoning_tokens":0},"reasoning_tokens":0}'
+    details = f"{reasoning}{NO_PROMPT}}}" if kind == "chat" else "}}"
     usage = USAGE.removesuffix("}}") + details
     expected = f'{{"id":"{name}","object":"{form}","created":7,"model":"org/tiny",{choices}{usage}'
     choice = Delta(0, "é", 2, (), END)
@@ -147,7 +148,7 @@ def test_a_full_response_with_reasoning_and_calls() -> None:
         '{"id":"c1","type":"function","function":{"name":"g","arguments":"{}"}}]},'
         f'"logprobs":null,"finish_reason":"tool_calls",{NOTHING},"token_ids":null}}],'
         '"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":2},'
-        f'"completion_tokens_details":{{"reasoning_tokens":1}}}}{NO_PROMPT}}}'
+        f'"completion_tokens_details":{{"reasoning_tokens":1}},"reasoning_tokens":1}}{NO_PROMPT}}}'
     )
 
 

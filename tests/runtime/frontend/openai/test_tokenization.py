@@ -92,6 +92,14 @@ def test_template_variables_reach_the_template_of_tokenize(stack: FrontendStack)
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/tokenize", {"prompt": "Hi é"}), ("/detokenize", {"tokens": ids("Hi é")})]
+)
+def test_tokenization_has_a_second_name(stack: FrontendStack, path: str, body: dict[str, Any]) -> None:
+    assert post(stack, f"/v1{path}", body) == post(stack, path, body)
+    assert post(stack, f"/v1{path}", {}, 400)["error"]["param"] == post(stack, path, {}, 400)["error"]["param"]
+
+
 def test_detokenize(stack: FrontendStack) -> None:
     text = "<|im_start|>user\nHi é"
     assert post(stack, "/detokenize", {"tokens": ids(text)}) == {"prompt": text, "text": text}

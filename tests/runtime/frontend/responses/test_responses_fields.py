@@ -452,3 +452,11 @@ def test_stored_responses_do_not_exist(scripted: ScriptedStack) -> None:
     with pytest.raises(openai.NotFoundError, match="responses are not stored"):
         client.responses.input_items.list("resp_1")
     assert scripted.http.put("/v1/responses/resp_1").status_code == 405
+
+
+def test_compaction_says_what_to_do_instead(scripted: ScriptedStack) -> None:
+    refused = scripted.http.post("/v1/responses/compact", json={"model": "default", "input": "Hi"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (404, "compaction_not_supported")
+    assert "summary" in error["message"] and "POST /v1/responses" in error["message"]
+    assert scripted.http.get("/v1/responses/compact").json()["error"]["code"] == "response_not_found"

@@ -90,8 +90,10 @@ def test_requests_without_a_valid_key_are_rejected(make_stack: MakeStack, keys: 
     assert not stack.scheduler.received(Submit)
     assert stack.http.get("/v1/models").status_code == 401
     assert stack.http.get("/no/such/path").status_code == 401
-    for path in ("/health", "/ready", "/metrics"):
+    for path in ("/health", "/ping", "/ready", "/metrics"):
         assert stack.http.get(path).status_code == 200, path
+    for path in ("/invocations", "/v1/tokenize", "/v1/detokenize", "/v1/responses/compact"):
+        assert stack.http.post(path, json=body).status_code == 401, path
     client = openai.OpenAI(base_url=stack.openai_url, api_key="sk-first", max_retries=0)
     answer = client.chat.completions.create(model="org/tiny", messages=body["messages"], max_tokens=2)  # type: ignore[arg-type]
     assert answer.choices[0].message.content == "ok"
