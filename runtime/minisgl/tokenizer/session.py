@@ -376,7 +376,7 @@ class Session:
         )
 
     def _truncated(self, generate: Generate, prompt: Prompt) -> Prompt:
-        """Return the last tokens of the prompt, as many as the request wants to keep."""
+        """Return the last or first tokens of the prompt, as many as the request wants to keep."""
         assert self._model is not None, "requests are taken only after `open`"
         keep = generate.truncate_prompt_tokens
         if keep is None:
@@ -384,7 +384,7 @@ class Session:
         if keep == -1:
             # At least one, so that a request which fits in no case gets the error with its numbers.
             keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.soft_limits))
-        return prompt[-keep:]
+        return prompt[-keep:] if generate.truncation_side == "left" else prompt[:keep]
 
     def _constraints_of(
         self, generate: Generate, state: ReasoningState, prepared: PreparedConstraints | None

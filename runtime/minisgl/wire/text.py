@@ -120,7 +120,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     add_special_tokens: bool = True
     """The prompt begins with the tokens that the tokenizer prepends by default."""
     truncate_prompt_tokens: int | None = None
-    """Keep only the last tokens of the prompt, this many; −1: as many as the context allows; None: all."""
+    """Keep only this many tokens of the prompt; −1: as many as the context allows; None: all."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Where the others are left out: `left` keeps the last tokens, `right` the first ones."""
     bad_words: tuple[str, ...] = ()
     """Texts that the answer does not contain."""
     stop_regex: tuple[str, ...] = ()

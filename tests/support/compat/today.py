@@ -51,7 +51,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
             ("generate.", "return_token_ids messages[].reasoning messages[].custom_role params.allowed_token_ids"),
             ("generate.", "thinking documents soft_limits add_special_tokens"),
-            ("generate.", "params.logprob_token_ids"),
+            ("generate.", "params.logprob_token_ids truncation_side"),
             ("generate.tools.", "definitions choice name parallel"),
             ("generate.structured_output.", "kind value compact"),
             ("encode.", "tools thinking documents continue_final_message"),

@@ -47,6 +47,7 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "guided_choice": (["a"], ["a", "b"]),
     "guided_grammar": (None, 'root ::= "a"'),
     "truncate_prompt_tokens": (None, 1),
+    "truncation_side": ("left", "right"),
 }
 DIFFERING_CHAT = DIFFERING | {
     "messages": ([{"role": "user", "content": "Hi"}], [{"role": "user", "content": "Ho"}]),
@@ -83,6 +84,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "skip_special_tokens": {"include_stop_str_in_output": True},
     "return_tokens_as_token_ids": {"logprobs": True},
     "logprob_token_ids": {"logprobs": True},
+    "truncation_side": {"truncate_prompt_tokens": 1},
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "echo": {"messages": [{"role": "assistant", "content": "On"}]},
@@ -107,6 +109,13 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "repetition_detection": (None, {}),
     "return_hidden_states": (False, True),
     "no_stop_trim": (False, True),
+    "prediction": (None, {"type": "content", "content": "Hi"}),
+    "moderation": (None, {"model": "m"}),
+    "compaction": (None, {"type": "auto"}),
+    "context_management": ([], [{"type": "compaction"}]),
+    "thread": (None, {"id": "t"}),
+    "fallbacks": ([], ["other"]),
+    "kv_transfer_params": ({}, {"do_remote_decode": True}),
 }
 REFUSED_CHAT = REFUSED | {
     "chat_template": (None, "{{ messages }}"),

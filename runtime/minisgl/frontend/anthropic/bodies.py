@@ -82,6 +82,25 @@ class OutputConfig(msgspec.Struct):
     format: JsonOutput | None = None
 
 
+class AllTurns(msgspec.Struct, tag_field="type", tag="all"):
+    """All turns keep their thinking."""
+
+
+class ThinkingTurns(msgspec.Struct, tag_field="type", tag="thinking_turns"):
+    """The last `value` turns with thinking keep it."""
+
+    value: Count
+
+
+class ContextEdit(msgspec.Struct):
+    type: str
+    keep: Literal["all"] | AllTurns | ThinkingTurns | None = None
+
+
+class ContextManagement(msgspec.Struct):
+    edits: list[ContextEdit] | None = None
+
+
 class CountTokensBody(ExtraFields, kw_only=True):
     """POST /v1/messages/count_tokens. Sampling parameters do not change the count."""
 
@@ -94,6 +113,7 @@ class CountTokensBody(ExtraFields, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: JsonOutput | None = None
     """Former place of `output_config.format`."""
+    context_management: ContextManagement | None = None
 
     # Accepted without effect.
     cache_control: Any = None

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.frontend.anthropic.bodies import Block, CountTokensBody, ResultBlock
+from minisgl.frontend.anthropic.context_edits import cleared_messages
 from minisgl.frontend.generation.sealed_reasoning import unseal
 from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
 from minisgl.frontend.server.json_values import check_fits
@@ -30,6 +31,7 @@ def parse_messages(body: CountTokensBody) -> ParsedMessages:
     """Raises ApiError."""
     messages: list[ChatMessage] = []
     ignored: list[str] = []
+    cleared = cleared_messages(body.context_management, body.messages)
     if body.system is not None:
         system = _system(body.system, "system")
         if system:
@@ -42,7 +44,7 @@ def parse_messages(body: CountTokensBody) -> ParsedMessages:
             case "user":
                 messages += _user(message.content, path)
             case "assistant":
-                messages += _assistant(message.content, path, ignored)
+                messages += _assistant(message.content, path, ignored, thinks=i not in cleared)
     if body.messages[-1].role != "assistant":
         return ParsedMessages(tuple(messages), False, tuple(ignored))
     if messages[-1].tool_calls or not messages[-1].content:
@@ -96,8 +98,9 @@ def _result(block: ResultBlock, path: str) -> str:
     return f"The tool {block.tool_name} is available."
 
 
-def _assistant(content: str | Sequence[Block], path: str, ignored: list[str]) -> list[ChatMessage]:
-    """Return the messages of a turn: text behind the use of a tool begins another one."""
+def _assistant(content: str | Sequence[Block], path: str, ignored: list[str], *, thinks: bool) -> list[ChatMessage]:
+    """Return the messages of a turn, with its thinking if it `thinks`: text behind the use of a tool begins another
+    one."""
     if isinstance(content, str):
         return [ChatMessage("assistant", content)]
     turns = [_Turn()]
@@ -107,6 +110,8 @@ def _assistant(content: str | Sequence[Block], path: str, ignored: list[str]) ->
             turns.append(_Turn())
         turn = turns[-1]
         match block.type:
+            case "thinking" | "redacted_thinking" if not thinks:
+                continue
             case "thinking":
                 turn.thinking.append(_thinking(block, place, ignored))
             case "redacted_thinking":

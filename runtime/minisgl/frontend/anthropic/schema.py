@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minisgl.frontend.anthropic.bodies import MessagesBody
+from minisgl.frontend.anthropic.context_edits import CLEAR_THINKING
 from minisgl.frontend.anthropic.tools import OFFERS
 from minisgl.frontend.generation.functions import FUNCTION_NAME
 from minisgl.frontend.openai.extra_fields import chat_fields
@@ -78,6 +79,7 @@ CHECKED_AFTER_DECODING: Final[dict[str, Schema]] = {
             _object(role={"const": "system"}, content=_content(_TEXT_BLOCK)),
         ]
     },
+    "ContextEdit": {"properties": {"type": {"const": CLEAR_THINKING}}},
     "CountTokensBody": _CONVERSATION,
     "MessagesBody": {
         **_CONVERSATION,

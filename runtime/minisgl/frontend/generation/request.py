@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 import time
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from starlette.datastructures import Headers
@@ -60,6 +60,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     bad_words: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     skip_special_tokens: bool = True

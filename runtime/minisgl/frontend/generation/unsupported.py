@@ -4,7 +4,7 @@ checks them, and /openapi.json publishes them."""
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, inspect
@@ -14,6 +14,12 @@ from minisgl.frontend.server.json_body import unsupported
 NOT_YET: Final = "not supported yet; leave the field out"
 NO_LORA: Final = "adapters are not supported; merge the adapter into the checkpoint and serve that"
 NO_BEAMS: Final = "beam search is not supported; use `n` with a temperature above 0"
+NO_SHORTENING: Final = "conversations are never shortened here; leave turns out, or replace them by a summary"
+_NO_PREDICTION: Final = "predicted outputs are not supported yet; leave the field out, which changes no answer"
+_NO_MODERATION: Final = "this server moderates nothing; check prompts and answers in the client"
+_STATELESS: Final = "conversations are not stored; send the whole one with each request"
+_NO_FALLBACKS: Final = "one model is served here; let the client send the request to another one"
+_NO_TRANSFER: Final = "one engine computes both prompt and answer; leave the field out"
 
 _SUPPORTED: Final = "supported"
 
@@ -22,6 +28,16 @@ def supports(*values: Any, problem: str = NOT_YET) -> Meta:
     """Annotate a field of which only `values` and null are supported. `problem`: text of the error for others."""
     supported = [*values, None]
     return Meta(description=problem, extra_json_schema={"enum": supported}, extra={_SUPPORTED: (supported, problem)})
+
+
+# Fields of several APIs with which clients ask a service for more than the answer of a model. Ignored, they would leave
+# a client with another conversation, model or check than it believes to have.
+Prediction = Annotated[Any, supports(problem=_NO_PREDICTION)]
+Moderation = Annotated[Any, supports(problem=_NO_MODERATION)]
+Compaction = Annotated[Any, supports(problem=NO_SHORTENING)]
+Thread = Annotated[Any, supports(problem=_STATELESS)]
+Fallbacks = Annotated[Any, supports([], problem=_NO_FALLBACKS)]
+KvTransfer = Annotated[Any, supports({}, problem=_NO_TRANSFER)]
 
 
 def reject_unsupported(body: msgspec.Struct, path: str = "") -> None:

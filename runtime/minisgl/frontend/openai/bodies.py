@@ -5,7 +5,7 @@ Every optional field may be null. Unknown fields are ignored, and a header of th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,18 @@ from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId, TopLogprobs
 from minisgl.frontend.generation.template_variables import RESERVED
 from minisgl.frontend.generation.thinking import EFFORTS
-from minisgl.frontend.generation.unsupported import NO_BEAMS, NO_LORA, supports
+from minisgl.frontend.generation.unsupported import (
+    NO_BEAMS,
+    NO_LORA,
+    NO_SHORTENING,
+    Compaction,
+    Fallbacks,
+    KvTransfer,
+    Moderation,
+    Prediction,
+    Thread,
+    supports,
+)
 from minisgl.frontend.openai.tools import TOOL_CHOICE_SCHEMA, TOOL_SCHEMA
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -71,6 +82,7 @@ class Body(SamplingFields, kw_only=True):
     logprob_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Literal["left", "right"] | None = None
 
     response_format: AnyFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -89,6 +101,13 @@ class Body(SamplingFields, kw_only=True):
     repetition_detection: Unsupported = None
     return_hidden_states: Annotated[bool | None, supports(False)] = None
     no_stop_trim: Annotated[bool | None, supports(False, problem=_STOP_IN_OUTPUT)] = None
+    context_management: Annotated[Any, supports([], {}, problem=NO_SHORTENING)] = None
+    prediction: Prediction = None
+    moderation: Moderation = None
+    compaction: Compaction = None
+    thread: Thread = None
+    fallbacks: Fallbacks = None
+    kv_transfer_params: KvTransfer = None
 
     # Accepted without effect.
     user: str | None = None

@@ -9,6 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.sampling import Penalty, Seed
+from minisgl.frontend.generation.unsupported import (
+    Compaction,
+    Fallbacks,
+    KvTransfer,
+    Moderation,
+    Prediction,
+    Thread,
+)
 from minisgl.frontend.openai.bodies import ChatBody, TemplateVariables
 from minisgl.frontend.server.json_body import unsupported
 from minisgl.wire.messages import SamplingParams
@@ -33,6 +41,13 @@ class ExtraFields(msgspec.Struct, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
+
+    prediction: Prediction = None
+    moderation: Moderation = None
+    compaction: Compaction = None
+    thread: Thread = None
+    fallbacks: Fallbacks = None
+    kv_transfer_params: KvTransfer = None
 
 
 def chat_fields(body: type[ExtraFields]) -> list[str]:

@@ -178,6 +178,7 @@ def _request(
         structured_output_field=constraint.field if constraint else "",
         add_special_tokens=body.add_special_tokens is not False,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
         **options,
         ignored=unknown_fields(type(body), raw),
     )

@@ -13,7 +13,7 @@ from msgspec import Meta
 from minisgl.frontend.generation.constraints import StructuredOutputs
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
 from minisgl.frontend.generation.sampling import Count, Stop
-from minisgl.frontend.generation.unsupported import supports
+from minisgl.frontend.generation.unsupported import NO_SHORTENING, supports
 from minisgl.frontend.openai.bodies import MAX_MESSAGES
 from minisgl.frontend.openai.extra_fields import ExtraFields
 
@@ -150,5 +150,4 @@ class ResponsesBody(ExtraFields, kw_only=True):
     conversation: Annotated[Any, supports(problem=_STATELESS)] = None
     prompt: Annotated[Any, supports(problem="prompt templates are not stored; send `instructions` and `input`")] = None
     truncation: Annotated[str | None, supports("disabled", problem=_NO_TRUNCATION)] = None
-    context_management: Annotated[list[Any] | None, supports([], problem="not supported; shorten `input`")] = None
-    moderation: Annotated[Any, supports(problem="not supported; leave the field out")] = None
+    context_management: Annotated[list[Any] | None, supports([], problem=NO_SHORTENING)] = None

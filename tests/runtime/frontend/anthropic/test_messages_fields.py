@@ -16,6 +16,7 @@ from support.frontend.scripted import ScriptedStack, answer, calls, says, thinks
 
 BODY: Any = {"model": "default", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL: Any = {"name": "f", "input_schema": {"type": "object"}}
+CLEAR = "clear_thinking_20251015"
 
 
 def post(stack: ScriptedStack, **fields: Any) -> Any:
@@ -60,7 +61,7 @@ def test_a_request_of_claude_code_is_answered(scripted: ScriptedStack) -> None:
     }
     response = scripted.http.post("/v1/messages?beta=true", json=body, headers={"anthropic-beta": "x"})
     assert response.status_code == 200
-    assert response.headers["x-ignored-params"] == "context_management, tools[1]"
+    assert response.headers["x-ignored-params"] == "tools[1]"
     assert response.text.endswith('event: message_stop\ndata: {"type":"message_stop"}\n\n')
     sent = scripted.last(Generate)
     assert sent.messages == (
@@ -171,6 +172,39 @@ def test_omitted_thinking_returns_from_its_signature(scripted: ScriptedStack) ->
 
 
 @pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        ({}, [None, None, "c", "d"]),
+        ({"keep": {"type": "thinking_turns", "value": 1}}, [None, None, "c", "d"]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, [None, "b", "c", "d"]),
+        ({"keep": {"type": "thinking_turns", "value": 9}}, ["a", "b", "c", "d"]),
+        ({"keep": {"type": "all"}}, ["a", "b", "c", "d"]),
+        ({"keep": "all"}, ["a", "b", "c", "d"]),
+    ],
+)
+def test_thinking_of_earlier_turns_is_cleared(
+    scripted: ScriptedStack, keep: dict[str, Any], expected: list[str | None]
+) -> None:
+    """The results of tools continue a turn."""
+
+    def turn(thought: str, *blocks: Any) -> Any:
+        thinking = [{"type": "redacted_thinking", "data": "?"}, {"type": "thinking", "thinking": thought}]
+        return {"role": "assistant", "content": [*thinking, {"type": "text", "text": "ok"}, *blocks]}
+
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1"}, {"type": "text", "text": "go"}]}
+    (user,) = BODY["messages"]
+    given = [user, turn("a"), user, turn("b"), user, {"role": "assistant", "content": "ok"}, user, turn("c", use)]
+    edits = {"edits": [{"type": CLEAR, **keep}]}
+    response = post(scripted, messages=[*given, result, turn("d"), user], context_management=edits)
+    assert response.status_code == 200
+    sent = scripted.last(Generate).messages
+    assert sent is not None
+    thinking = [message.reasoning for message in sent if message.role == "assistant"]
+    assert [thinking[at] for at in (0, 1, 3, 4)] == expected
+
+
+@pytest.mark.parametrize(
     ("end", "expected"),
     [
         ({"reason": "stop"}, ("end_turn", None)),
@@ -243,6 +277,15 @@ IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"prediction": {"type": "content", "content": "a"}}, "prediction"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"compaction": {"type": "auto"}}, "compaction"),
+        ({"thread": {"id": "t"}}, "thread"),
+        ({"fallbacks": ["other"]}, "fallbacks"),
+        ({"truncation_side": "right"}, "truncation_side"),
+        ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [{"type": CLEAR, "keep": 1}]}}, "context_management.edits[0].keep"),
         ({"container": "c"}, "container"),
         ({"stop": "a"}, "stop"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
