@@ -136,8 +136,7 @@ def _check_vocabulary(name: str, tokens: Collection[int], config: SchedulerConfi
 def _too_long(lengths: str, config: SchedulerConfig) -> RequestError:
     return RequestError(
         "context_length_exceeded",
-        f"This model's maximum context length is {config.max_model_len} tokens, but {lengths} "
-        "(context_length_exceeded)",
+        f"This model's maximum context length is {config.max_model_len} tokens, but {lengths}",
     )
 
 

@@ -515,8 +515,7 @@ def submit_message(
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int, fit: bool) -> int:
     """Return the most tokens that may be generated. `fit`: at most those that the context leaves. Raises PromptError,
-    whose text has both phrases that client libraries look for: "maximum context length" and
-    "context_length_exceeded"."""
+    in whose text client libraries look for "maximum context length"."""
     left = max_model_len - prompt_tokens
     least = _least_tokens(params, fit)
     if least <= left:
@@ -525,7 +524,7 @@ def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int, 
         "context_length_exceeded",
         f"This model's maximum context length is {max_model_len} tokens. The prompt has {prompt_tokens} tokens and "
         f"{'at least ' if fit or params.max_tokens is None else ''}{least} more were requested: shorten the prompt or "
-        "lower max_tokens (context_length_exceeded)",
+        "lower max_tokens",
     )
 
 

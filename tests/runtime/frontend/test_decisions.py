@@ -55,7 +55,7 @@ def test_max_tokens_are_never_reduced_silently(stack: FrontendStack, path: str, 
     assert refused(response)[1] == "context_length_exceeded"
     message = response.json()["error"]["message"]
     assert message.startswith(f"This model's maximum context length is {CONTEXT} tokens")
-    assert "(context_length_exceeded)" in message
+    assert "context_length_exceeded" not in message, "the code has a field of its own"
 
 
 # Ranges
@@ -197,9 +197,7 @@ def test_usage_counts_the_eos_token_and_a_prompt_once(stack: FrontendStack, path
         "completion_tokens": 2 * (len(ids("ab")) + 1),
         "total_tokens": prompt + 2 * (len(ids("ab")) + 1),
         "prompt_tokens_details": {"cached_tokens": 2},
-        **(
-            {"completion_tokens_details": {"reasoning_tokens": 0}, "reasoning_tokens": 0} if "messages" in body else {}
-        ),
+        **({"completion_tokens_details": {"reasoning_tokens": 0}, "reasoning_tokens": 0} if "messages" in body else {}),
     }
 
 
