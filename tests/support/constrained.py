@@ -162,7 +162,7 @@ def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_
         tokens = tokens | stops
     ends = stops | (eos if grammar is not None or not message.ignore_eos else set())
     if message.allowed_token_ids:
-        tokens = tokens & ({*message.allowed_token_ids} | ends)
+        tokens = tokens & ({*message.allowed_token_ids} | (ends if grammar is not None else set()))
     for *start, last in message.bad_words:
         if list(output[len(output) - len(start) :]) == start and len(output) >= len(start):
             tokens = tokens - {last}

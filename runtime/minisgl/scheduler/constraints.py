@@ -41,6 +41,7 @@ class Vocabulary:
     """Token ids of a model, as masks need them."""
 
     def __init__(self, size: int, eos_ids: Sequence[int]) -> None:
+        self.size = size
         self.words = -(-size // 32)
         self.eos_ids = frozenset(token for token in eos_ids if 0 <= token < size)
         self.eos = self.mask(self.eos_ids)
@@ -71,12 +72,13 @@ class Constraint:
         self._vocabulary = vocabulary
         self._ignores_eos = message.ignore_eos and matcher is not None
         self._min_tokens = message.min_tokens
-        stop_ids = frozenset(message.stop_token_ids)
+        stop_ids = frozenset(token for token in message.stop_token_ids if 0 <= token < vocabulary.size)
         keeps_eos = matcher is not None or not message.ignore_eos
         ends = stop_ids | vocabulary.eos_ids if keeps_eos else stop_ids
         self._ends = vocabulary.mask(ends)
         self._stop_ids = vocabulary.mask(stop_ids) if stop_ids and matcher is not None else None
-        self._allowed = _allowed(message, ends, vocabulary)
+        # Every answer of a grammar must be able to end; without one, the length ends it.
+        self._allowed = _allowed(message, ends if matcher is not None else (), vocabulary)
         self._bad_words: dict[int, list[tuple[int, ...]]] = {}
         """Those of several tokens, by their last token but one."""
         for word in message.bad_words:
@@ -264,12 +266,13 @@ def _refused(token: int) -> ConstraintError:
     return ConstraintError("grammar_failed", f"the grammar does not allow token {token}, which was sampled")
 
 
-def _allowed(message: Submit, ends: Collection[int], vocabulary: Vocabulary) -> IntArray | None:
-    """Mask of the tokens that `allowed_token_ids` and bad words of one token leave; None: all."""
+def _allowed(message: Submit, more: Collection[int], vocabulary: Vocabulary) -> IntArray | None:
+    """Mask of the tokens that `allowed_token_ids`, to which `more` belong, and bad words of one token leave; None:
+    all."""
     bad = [word[0] for word in message.bad_words if len(word) == 1]
     if not (message.allowed_token_ids or bad):
         return None
-    mask = vocabulary.mask({*message.allowed_token_ids, *ends}) if message.allowed_token_ids else vocabulary.all
+    mask = vocabulary.mask({*message.allowed_token_ids, *more}) if message.allowed_token_ids else vocabulary.all
     return mask & ~vocabulary.mask(bad)
 
 

@@ -395,9 +395,9 @@ class Session:
 
     def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, constraints: Constraints) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
-        generate = request.generate
-        params = generate.params
         vocab_size = self._model.vocab_size
+        generate = _within_vocabulary(request.generate, vocab_size)
+        params = generate.params
         _check_tokens(prompt, vocab_size, "prompt")
         _check_tokens(params.stop_token_ids, vocab_size, "stop_token_ids")
         _check_tokens(params.logit_bias, vocab_size, "logit_bias")
@@ -475,6 +475,16 @@ def _missing_logprobs(request: _Request, row: int, logprobs: dict[int, TokenLogp
     if params.logprobs is not None and row not in logprobs:
         return "the engine sent no log-probabilities"
     return ""
+
+
+def _within_vocabulary(generate: Generate, vocab_size: int) -> Generate:
+    """Leave out stop tokens that the model cannot generate, which are those of other checkpoints of its family. The
+    frontend names them in its response."""
+    params = generate.params
+    if max(params.stop_token_ids, default=0) < vocab_size:
+        return generate
+    stops = tuple(token for token in params.stop_token_ids if token < vocab_size)
+    return replace(generate, params=replace(params, stop_token_ids=stops))
 
 
 def _check_tokens(tokens: Collection[int], vocab_size: int, param: str) -> None:

@@ -58,7 +58,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     """The same for tokens of the prompt, which is then computed without the prefix cache."""
     allowed_token_ids: tuple[int, ...] = ()
-    """The only tokens that may be generated, besides those that end the answer; empty: all."""
+    """The only tokens that may be generated, and with a grammar those that end the answer; empty: all."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probabilities are reported in place of those of the most likely ones, at each position of the
     answer; requires `logprobs`."""

@@ -94,6 +94,26 @@ def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: s
         output.append(token)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "stop_token_ids", "expected"),
+    [
+        ((1, 2), (), {1, 2}),
+        ((1, 2), (7,), {1, 2}),
+        ((1, EOS[0]), (), {1, EOS[0]}),
+        ((1, 7), (7,), {1, 7}),
+        ((1, 2), (VOCAB + 40,), {1, 2}),
+    ],
+)
+def test_the_end_of_an_answer_is_allowed_only_by_name(
+    allowed: tuple[int, ...], stop_token_ids: tuple[int, ...], expected: set[int]
+) -> None:
+    """A client that allows the tokens of its labels gets one of them."""
+    submit, vocabulary = message(allowed_token_ids=allowed, stop_token_ids=stop_token_ids), Vocabulary(VOCAB, EOS)
+    masks = np.zeros((1, vocabulary.words), np.int32)
+    assert fill_masks({0: Constraint(submit, vocabulary, None)}, masks, vocabulary, None) == {}
+    assert tokens_of(masks[0]) == expected
+
+
 @OVERLAP
 @pytest.mark.parametrize("budget", [2, 100])
 def test_constrained_rows_follow_their_constraints_and_change_no_other_row(overlap: bool, budget: int) -> None:

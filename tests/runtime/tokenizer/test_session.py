@@ -153,6 +153,24 @@ def test_a_prompt_keeps_its_last_tokens(keep: int | None, max_tokens: int | None
     assert echo.texts == ["Hello" if keep is None else TOKENIZER.decode(prompt[-kept:].tolist())]
 
 
+@pytest.mark.parametrize(("keep", "max_tokens", "kept"), [(3, 1, 3), (99, 1, 5), (-1, 4, 4)])
+def test_a_prompt_keeps_its_first_tokens_where_the_right_side_is_cut(keep: int, max_tokens: int, kept: int) -> None:
+    session = Session(TABLE)
+    session.open(card(max_model_len=8))
+    prompt = array("i", [1, 2, 3, 4, 5])
+    given = generate(max_tokens=max_tokens)
+    session.begin(msgspec.structs.replace(given, truncate_prompt_tokens=keep, truncation_side="right"))
+    session.encoded(ID, prompt)
+    (submit, *_) = session.take_to_scheduler()
+    assert isinstance(submit, Submit)
+    assert np.frombuffer(submit.prompt, "<i4").tolist() == prompt[:kept].tolist()
+
+
+def test_stop_tokens_that_the_model_does_not_have_are_left_out() -> None:
+    message = submitted(64, stop_token_ids=(4, 512, 3, 2**31 - 1))
+    assert isinstance(message, Submit) and message.stop_token_ids == (4, 3)
+
+
 def test_a_truncated_prompt_leaves_room_for_the_answer_or_is_refused() -> None:
     session = Session(TABLE)
     session.open(card(max_model_len=8))

@@ -87,7 +87,8 @@ class _Open:
     def allows(self, token: int, eos: frozenset[int]) -> bool:
         """Return whether the constraint of the request allows the token."""
         ends = eos.union(self.submit.stop_token_ids)
-        if self.submit.allowed_token_ids and token not in ends.union(self.submit.allowed_token_ids):
+        allowed = self.submit.allowed_token_ids
+        if allowed and token not in (ends.union(allowed) if self.submit.grammar else allowed):
             return False
         has_reasoning = self.submit.thinking is not None
         return not self.submit.grammar or has_reasoning or token in ends or (self.sum + token) % _FACTOR == 0

@@ -27,6 +27,7 @@ from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.generation.request import GenerationRequest, generate_messages
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
+from minisgl.frontend.generation.sampling import outside_vocabulary
 from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.held_requests import Held
@@ -94,7 +95,8 @@ class GenerationEndpoint:
             request = await self._parsed(body)
             await self._constraints.check(request, was_held=held is not None)
             # Before it is submitted, because a client may prefer that unknown fields are refused.
-            response_headers = ignored_params(headers, request.ignored)
+            ignored = (*request.ignored, *self._outside_vocabulary(request))
+            response_headers = ignored_params(headers, ignored)
             record.model = response_model_name(request.model, self._tokenizers.model)
             waited = asyncio.get_running_loop().time() - record.started_at
             stream = self._tokenizers.submit(record, generate_messages(request, headers, waited), request.n, held)
@@ -150,6 +152,10 @@ class GenerationEndpoint:
             # Streams go on meanwhile.
             return await asyncio.to_thread(self._parse, body, defaults)
         return self._parse(body, defaults)
+
+    def _outside_vocabulary(self, request: GenerationRequest) -> tuple[str, ...]:
+        model = self._tokenizers.model
+        return () if model is None else outside_vocabulary(request.params, model.card.vocab_size)
 
     async def _accepted(self, stream: ResponseStream, opening: StreamOpening) -> None:
         seconds = self._config.accept_seconds

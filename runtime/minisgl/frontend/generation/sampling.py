@@ -23,7 +23,9 @@ Stop = Annotated[str, Meta(min_length=1, max_length=256)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 N = Annotated[int, Meta(ge=1, le=128)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
-TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+MAX_TOP_LOGPROBS: Final = 20
+TopLogprobs = Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS, extra_json_schema={"not": {"const": -1}})]
+"""`check_tops` rejects −1."""
 LogitBias = Annotated[
     dict[TokenId, float],
     Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
@@ -52,6 +54,22 @@ class SamplingFields(ConstraintFields, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     """Accepted without effect: special tokens in a text never have spaces around them."""
+
+
+def check_tops(name: str, tops: int | None, named: str = "logprob_token_ids") -> None:
+    """Raises ApiError for −1 in the field `name`, by which clients ask for all tokens of the vocabulary. `named`: the
+    field for tokens of the client's choice."""
+    if tops == -1:
+        raise invalid(
+            name,
+            "-1 is the whole vocabulary, megabytes for each token of an answer or prompt; expected at most "
+            f"{MAX_TOP_LOGPROBS}. For tokens of an answer that you know, use `{named}`",
+        )
+
+
+def outside_vocabulary(params: SamplingParams, vocab_size: int) -> tuple[str, ...]:
+    """Return the places of stop tokens that the model does not have, and which therefore end no answer."""
+    return tuple(f"stop_token_ids[{i}]" for i, token in enumerate(params.stop_token_ids) if token >= vocab_size)
 
 
 def sampling_params(fields: SamplingFields, defaults: SamplingDefaults, **others: Any) -> SamplingParams:

@@ -10,7 +10,7 @@ from minisgl.frontend.generation.constraints import constraint_of
 from minisgl.frontend.generation.logit_bias import decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import sampling_params, text_options
+from minisgl.frontend.generation.sampling import check_tops, sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.responses import NativeFormat
@@ -61,6 +61,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     prompts = list(parse_prompts(source, given[0]))
     n = sampling.n or 1
     max_tokens = MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
+    check_tops("top_logprobs_num", body.top_logprobs_num, "token_ids_logprob")
     logprobs = (body.top_logprobs_num or 0) if body.return_logprob else None
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
     named = tuple(body.token_ids_logprob or ())

@@ -14,7 +14,7 @@ from minisgl.frontend.generation.constraints import constraint_of
 from minisgl.frontend.generation.logit_bias import decode_body
 from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
-from minisgl.frontend.generation.sampling import sampling_params, text_options
+from minisgl.frontend.generation.sampling import check_tops, sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.bodies import (
     Body,
@@ -61,6 +61,7 @@ def _chat(
         raise invalid("max_tokens", "expected at least 1")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "requires `logprobs: true`")
+    check_tops("top_logprobs", body.top_logprobs)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     return _request(
         "chat",
@@ -94,6 +95,7 @@ def _echoed(messages: Sequence[ChatMessage]) -> str:
 def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
     body = decode_body(_completion_decoder, raw)
+    check_tops("logprobs", body.logprobs)
     return _request(
         "completion",
         body,
@@ -127,6 +129,7 @@ def _request(
     """Return the request for a body. `options` and `format`: fields of `GenerationRequest` and of `OpenAIFormat` that
     only chats or only completions have."""
     reject_unsupported(body)
+    check_tops("prompt_logprobs", body.prompt_logprobs)
     constraint = constraint_of(body)
     if body.truncate_prompt_tokens == 0:
         raise invalid("truncate_prompt_tokens", "expected at least 1, or -1 for as many as the context allows")
@@ -165,7 +168,8 @@ def _request(
             continuous_usage=bool(stream_options.include_usage and stream_options.continuous_usage_stats),
             token_ids=bool(body.return_token_ids),
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
-            tops=None if body.logprob_token_ids else logprobs,
+            tops=logprobs,
+            named_tokens=bool(body.logprob_token_ids),
             prompt_tops=body.prompt_logprobs,
             **(format or {}),
         ),

@@ -15,7 +15,7 @@ from minisgl.frontend.generation.functions import are_complete
 from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.openai.message_parts import full_tool_calls, join_pieces, reasoning_fields, streamed_tool_calls
-from minisgl.frontend.openai.token_fields import cut_tops, prompt_logprobs, stop_fields
+from minisgl.frontend.openai.token_fields import before_named, cut_tops, prompt_logprobs, stop_fields
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
 
@@ -48,6 +48,8 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     """`logprobs` name tokens by their ids."""
     tops: int | None = None
     """Number of most likely tokens in `logprobs`; None: all that were reported."""
+    named_tokens: bool = False
+    """`logprobs` have tokens that the request names in place of the most likely ones."""
     prompt_tops: int | None = None
     """Number of most likely tokens in `prompt_logprobs`; None: there are no log-probabilities of prompts."""
 
@@ -113,7 +115,7 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any] | None:
         if not self.scored:
             return None
-        tokens = cut_tops(tokens, self.tops)
+        tokens = [*map(before_named, tokens)] if self.named_tokens else cut_tops(tokens, self.tops)
         if self.kind == "chat":
             return chat_logprobs(tokens, self.tokens_as_ids)
         return completion_logprobs(tokens, self.tokens_as_ids)
@@ -207,9 +209,14 @@ class OpenAIEvents:
         shows_reasoning = bool(delta.reasoning) and self._format.reasoning
         if shows_reasoning:
             yield {"delta": reasoning_fields(delta.reasoning)}, None, {}
+        content: dict[str, Any] = {"delta": {"content": delta.text}} if chat else {"text": delta.text}
+        content["logprobs"] = self._format.logprobs(delta.scored)
+        if delta.finished is not None and not chat and self._format.scored:
+            # Clients of completions read log-probabilities in each event, also in the last one of a choice.
+            yield content, self._format.finish_reason(delta.finished, ""), stop_fields(delta.finished)
+            return
         if delta.text or delta.scored:
-            content: dict[str, Any] = {"delta": {"content": delta.text}} if chat else {"text": delta.text}
-            yield {**content, "logprobs": self._format.logprobs(delta.scored)}, None, {}
+            yield content, None, {}
         for piece in delta.tool_calls:
             if piece.id:
                 self._arguments[delta.index] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from minisgl.frontend.generation.logprob_values import finite
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
@@ -34,12 +36,15 @@ def cut_tops(tokens: Sequence[ScoredToken], tops: int | None) -> Sequence[Scored
     """Return the tokens with at most `tops` of the most likely tokens each; None: as they are."""
     if tops is None:
         return tokens
-    return [
-        ScoredToken(
-            token.name, token.text, token.offset, token.logprob, token.top[:tops], token.token_id, token.top_ids[:tops]
-        )
-        for token in tokens
-    ]
+    return [msgspec.structs.replace(token, top=token.top[:tops], top_ids=token.top_ids[:tops]) for token in tokens]
+
+
+def before_named(token: ScoredToken) -> ScoredToken:
+    """Return a token with itself before the tokens that the request names, unless it is one of them."""
+    if token.logprob is None or token.token_id in token.top_ids:
+        return token
+    top = [(token.name, token.logprob), *token.top]
+    return msgspec.structs.replace(token, top=top, top_ids=[token.token_id, *token.top_ids])
 
 
 def _by_id(token: ScoredToken, tops: int) -> dict[str, Any] | None:

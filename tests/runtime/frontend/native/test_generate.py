@@ -286,6 +286,12 @@ def test_log_probabilities_of_given_tokens(stack: FrontendStack) -> None:
         assert post(stack, body | other, 400)["error"]["param"] == "token_ids_logprob"
 
 
+def test_log_probabilities_of_the_whole_vocabulary_are_refused_with_what_is_possible(stack: FrontendStack) -> None:
+    error = post(stack, {"text": "Hello", "return_logprob": True, "top_logprobs_num": -1}, 400)["error"]
+    assert (error["param"], error["code"]) == ("top_logprobs_num", "invalid_value")
+    assert "at most 20" in error["message"] and "`token_ids_logprob`" in error["message"]
+
+
 def test_scores_of_a_prompt_may_arrive_in_parts() -> None:
     scored = [ScoredToken(b"a", b"a", 0, -1.0 * number, [], number, []) for number in range(9)]
     events = NativeFormat(logprobs=0, logprob_start=3).events("1", "org/tiny", [9])

@@ -120,6 +120,33 @@ def test_log_probabilities_cover_all_token_ids(client: openai.OpenAI, stack: Fro
     assert stopped.logprobs.token_logprobs == [-token / 8 for token in stopped.token_ids]
 
 
+def test_a_given_token_that_is_sampled_is_reported_once(client: openai.OpenAI, stack: FrontendStack) -> None:
+    stack.scheduler.answer = scored_answer([65, -EOS])
+    (choice,) = chat(client, logprobs=True, logprob_token_ids=[64, 65, 66], return_tokens_as_token_ids=True).choices
+    (entry,) = choice.logprobs.content
+    assert [top.token for top in entry.top_logprobs] == ["token_id:64", "token_id:65", "token_id:66"]
+
+
+@pytest.mark.parametrize(("tokens", "last"), [(TOKENS, TOKENS[-1:]), ([*TOKENS, -EOS], [])], ids=["length", "end"])
+def test_the_last_event_of_a_completion_has_log_probabilities(
+    client: openai.OpenAI, stack: FrontendStack, tokens: list[int], last: list[int]
+) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    stream: Any = client.completions.create(
+        model="org/tiny", prompt="Hello", logprobs=1, stream=True, max_tokens=len(tokens)
+    )
+    choices = []
+    (submit,) = stack.scheduler.wait_for(Submit)
+    # One step at a time, so that the last token has an event of its own.
+    _, *steps = scored_answer(tokens)(submit)
+    for step in steps:
+        stack.scheduler.send(step, to=submit)
+        choices.append(next(stream).choices[0])
+    choices += [chunk.choices[0] for chunk in stream]
+    assert "".join(choice.text for choice in choices) == "one two"
+    assert choices[-1].finish_reason and choices[-1].logprobs.token_logprobs == [-token / 8 for token in last]
+
+
 def test_tokens_are_named_by_their_ids(client: openai.OpenAI, stack: FrontendStack) -> None:
     stack.scheduler.answer = scored_answer([*TOKENS, -EOS])
     names = [f"token_id:{token}" for token in TOKENS]
@@ -224,7 +251,7 @@ def test_what_ended_the_answer_is_reported(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_log_probabilities_of_given_tokens(client: openai.OpenAI, stack: FrontendStack, stream: bool) -> None:
-    """The scheduler reports the given tokens in place of the most likely ones."""
+    """The scheduler reports the given tokens in place of the most likely ones. The sampled one comes first."""
     stack.scheduler.answer = scored_answer([*TOKENS, -EOS])
     extra = {"logprob_token_ids": [64, 65, 66]}
     request: Any = {"model": "org/tiny", "messages": USER, "logprobs": True, "extra_body": extra}
@@ -235,6 +262,32 @@ def test_log_probabilities_of_given_tokens(client: openai.OpenAI, stack: Fronten
     else:
         entries = client.chat.completions.create(**request).choices[0].logprobs.content
     assert len(entries) == len(TOKENS)
-    assert all([top.token for top in entry.top_logprobs] == ["a", "b", "c"] for entry in entries)
+    for entry in entries:
+        assert [top.token for top in entry.top_logprobs] == [entry.token, "a", "b", "c"]
+        assert entry.top_logprobs[0].logprob == entry.logprob
     (submit, *_) = stack.scheduler.received(Submit)
     assert (submit.logprob_token_ids, submit.logprobs) == ((64, 65, 66), 0)
+
+
+@pytest.mark.parametrize("create", [chat, complete])
+def test_log_probabilities_of_the_whole_vocabulary_are_refused_with_what_is_possible(
+    client: openai.OpenAI, create: Any
+) -> None:
+    whole = {"top_logprobs": -1} if create is chat else {"logprobs": -1}
+    for fields in ({"prompt_logprobs": -1}, {"logprobs": True} | whole):
+        with pytest.raises(openai.BadRequestError, match=r"whole vocabulary.*at most 20.*`logprob_token_ids`"):
+            create(client, **fields)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_stop_tokens_that_the_model_does_not_have_are_ignored_and_named(stack: FrontendStack, stream: bool) -> None:
+    """Clients send those of every model that they know."""
+    stack.scheduler.answer = answer_with([*TOKENS, -7])
+    body = {"prompt": "Hello", "stop_token_ids": [512, 7, 151_645], "stream": stream}
+    answered = stack.http.post("/v1/completions", json=body)
+    assert answered.status_code == 200 and '"stop_reason":7' in answered.text
+    assert answered.headers["x-ignored-params"] == "stop_token_ids[0], stop_token_ids[2]"
+    (submit,) = stack.scheduler.received(Submit)
+    assert submit.stop_token_ids == (7,)
+    strict = stack.http.post("/v1/completions", json=body, headers={"prefer": "handling=strict"})
+    assert (strict.status_code, strict.json()["error"]["param"]) == (400, "stop_token_ids[0]")
