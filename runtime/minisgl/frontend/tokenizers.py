@@ -436,6 +436,7 @@ class _Link:
             case Accepted():
                 if (choice := self._choices.get(message.id)) is not None:
                     ids, now = array("i", message.prompt_token_ids), asyncio.get_running_loop().time()
+                    choice.stream.ignored = message.ignored
                     self._requests.accept(choice, message.prompt_tokens, now, tuple(ids))
             case Continued():
                 if (choice := self._choices.get(message.id)) is not None:

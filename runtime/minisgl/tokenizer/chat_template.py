@@ -30,6 +30,10 @@ class ChatTemplate:
         self._template = CompiledTemplate(source)
         self._features = TemplateFeatures(self._template, special_tokens)
 
+    @property
+    def features(self) -> TemplateFeatures:
+        return self._features
+
     def render(
         self,
         messages: Sequence[ChatMessage],
@@ -68,11 +72,13 @@ class ChatTemplate:
             return None
         if self._features.takes_tools:
             return list(tools.definitions)
-        if tools.choice == "none":
-            # Nothing is lost: the model cannot call what it does not see.
+        if tools.choice in ("none", "auto"):
+            # The model cannot call what it does not see, nor has it to; see `AnswerFormat.ignores_tools`.
             return None
         raise _refused(
-            'the model\'s chat template does not support tools; remove them, or set `tool_choice` to "none"', "tools"
+            "the model's chat template does not support tools, so no call can be required; set `tool_choice` to "
+            '"auto" or "none"',
+            "tools",
         )
 
     def _thinking(self, thinking: bool | None, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.detect import find_formats
@@ -31,10 +32,12 @@ class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
 def load(directory: str | Path, parsers: Parsers = _DETECT) -> LoadedTokenizer:
     """Load the tokenizer files in a directory. Raises TokenizerError."""
     files = load_model_files(directory)
+    answers = find_formats(parsers, files.template_text, added_tokens(files.tokenizer))
+    encoder = PromptEncoder(files, answers)
     return LoadedTokenizer(
-        encoder=PromptEncoder(files),
+        encoder=encoder,
         token_bytes=TokenBytes(files.tokenizer),
-        answers=find_formats(parsers, files.template_text, added_tokens(files.tokenizer)),
+        answers=replace(answers, ignores_tools=answers.tools is None and not encoder.takes_tools),
         defaults=files.defaults,
         hashes=files.hashes,
     )

@@ -8,13 +8,16 @@ from typing import TypeAlias
 
 import msgspec
 
+from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.tokenizer.bad_words import BadWords, token_sequences
 from minisgl.tokenizer.chat_template import ChatTemplate
-from minisgl.tokenizer.control_tokens import ControlTokens, RenderedChat
+from minisgl.tokenizer.control_tokens import ControlTokens, EscapedChat, RenderedChat
+from minisgl.tokenizer.described_tools import with_calls_as_text, with_tools
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import ModelFiles
+from minisgl.tokenizer.template_features import TemplateFeatures
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.text import Decode, Decoded, Describe, Described, Encode, Encoded, Generate, Question
+from minisgl.wire.text import ChatMessage, Decode, Decoded, Describe, Described, Encode, Encoded, Generate, Question
 
 Prompt: TypeAlias = "array[int]"
 """int32 token ids."""
@@ -23,7 +26,9 @@ Prompt: TypeAlias = "array[int]"
 class PromptEncoder:
     """Encodes prompts and answers questions about the tokenizer. Immutable, so thread-safe."""
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFiles, answers: AnswerFormat = PLAIN_ANSWERS) -> None:
+        """`answers`: its format of calls is that in which tools are described where the template does not."""
+        self._answers = answers
         self._tokenizer = files.tokenizer
         self._template = ChatTemplate(files.chat_template, files.special_tokens) if files.chat_template else None
         self._tool_template = ChatTemplate(files.tool_template, files.special_tokens) if files.tool_template else None
@@ -33,6 +38,12 @@ class PromptEncoder:
         self._bos_id = None if bos is None else files.tokenizer.token_to_id(bos)
         self._prefix = self._default_prefix(files)
         self._names = TokenBytes(files.tokenizer)
+
+    @property
+    def takes_tools(self) -> bool:
+        """The template of chats with tools renders them."""
+        template = self._tool_template or self._template
+        return template is not None and template.features.takes_tools
 
     def encode(self, requests: Sequence[Generate]) -> list[Prompt | PromptError]:
         """Return the prompt of each request, or its error."""
@@ -113,7 +124,7 @@ class PromptEncoder:
             )
         chat = self._control.escape(request.messages, request.tools, request.documents, request.template_variables)
         text = template.render(
-            chat.messages,
+            self._described(chat, template.features),
             chat.variables,
             tools=chat.tools,
             documents=chat.documents,
@@ -122,6 +133,17 @@ class PromptEncoder:
             continue_final_message=request.continue_final_message,
         )
         return self._control.unescape(text, chat.mark)
+
+    def _described(self, chat: EscapedChat, features: TemplateFeatures) -> Sequence[ChatMessage]:
+        """Return the messages, with texts in place of what the template leaves out about tools."""
+        messages, tools = chat.messages, chat.tools
+        if self._answers.tools is None:
+            return messages
+        if not features.takes_tool_calls:
+            messages = with_calls_as_text(messages, self._answers, takes_results=features.takes_role("tool"))
+        if tools is not None and tools.choice == "auto" and not features.takes_tools:
+            messages = with_tools(messages, tools, self._answers)
+        return messages
 
     def _encode_texts(self, texts: list[str]) -> list[list[int] | PromptError]:
         try:

@@ -24,6 +24,7 @@ from minisgl.tokenizer.answer import Answer, EndReason
 from minisgl.tokenizer.answer_constraints import AnswerConstraints, Constraints, PreparedConstraints
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
+from minisgl.tokenizer.callable_tools import ignores_tools
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.logprobs import EchoLogprobs
 from minisgl.tokenizer.prompt_encoder import Prompt
@@ -105,6 +106,8 @@ class _Request:
     """Number of times that another engine continued the answer."""
     prompt_ids: bytes = b""
     """int32, for requests with `return_token_ids`."""
+    ignored: tuple[str, ...] = ()
+    """See `Accepted.ignored`."""
     echo: EchoLogprobs | None = None
     prompt_scores: EchoLogprobs | None = None
     """For log-probabilities of a prompt that are not part of its echo."""
@@ -246,7 +249,7 @@ class Session:
             self._to_frontend.append(Continued(ack.id))
         elif request is not None:
             request.phase = _Phase.RUNNING
-            self._to_frontend.append(Accepted(ack.id, request.prompt_tokens, request.prompt_ids))
+            self._to_frontend.append(Accepted(ack.id, request.prompt_tokens, request.prompt_ids, request.ignored))
             if (echo := request.echo) is not None:
                 scored = echo.first() if _scores_echo(request.generate) else []
                 self._to_frontend.append(_text_of(ack.id, echo.text, scored))
@@ -361,6 +364,7 @@ class Session:
         request.prompt_tokens = len(prompt)
         if generate.return_token_ids:
             request.prompt_ids = prompt.tobytes()
+        request.ignored = ("tools",) if ignores_tools(generate, self._answers) else ()
         if generate.echo:
             text = generate.prompt if generate.truncate_prompt_tokens is None else None
             request.echo = EchoLogprobs(self._token_bytes, prompt, text)

@@ -207,6 +207,8 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     prompt_tokens: int
     prompt_token_ids: bytes = b""
     """int32, for requests with `return_token_ids`."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that have no effect on this model."""
 
 
 class Continued(msgspec.Struct, frozen=True, tag="continued"):

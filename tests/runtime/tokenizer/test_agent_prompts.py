@@ -194,17 +194,21 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def test_what_a_template_would_leave_out_is_refused() -> None:
-    assert refused(CHATML, HI, tools=tools(WEATHER)) == "tools"
-    assert refused(CHATML, HI, tools=tools(WEATHER, choice="required")) == "tools"
+    for choice in ("required", "named"):
+        assert refused(CHATML, HI, tools=tools(WEATHER, choice=choice)) == "tools"
     assert refused(LLAMA_TOOLS, HI, documents=[{"text": "a"}]) == "documents"
     assert refused(QWEN3, [*HI, {"role": "tool", "content": "4"}]) == "messages[1].role"
     assert refused(LLAMA_TOOLS, [{"role": "critic", "content": "4"}, *HI]) == "messages[0].role"
     assert refused(CHATML, [{"role": "assistant", "tool_calls": [call("f", {})]}]) == "messages[0].tool_calls"
 
 
-def test_tools_that_must_not_be_called_need_no_support() -> None:
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_tools_that_need_not_be_called_need_no_support(choice: str) -> None:
     template = ChatTemplate(CHATML, SPECIAL)
-    assert template.render(parsed(HI), tools=tools(WEATHER, choice="none")) == template.render(parsed(HI))
+    assert template.render(parsed(HI), tools=tools(WEATHER, choice=choice)) == template.render(parsed(HI))
+
+
+def test_tools_that_must_not_be_called_stay_in_the_prompt() -> None:
     knows = ChatTemplate(AGENT, SPECIAL)
     assert knows.render(parsed(HI), tools=tools(WEATHER, choice="none")) == knows.render(
         parsed(HI), tools=tools(WEATHER)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
+from minisgl.parsing.detect import find_formats
+from minisgl.parsing.names import Parsers
 from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import hash_tokenizer_files, load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
@@ -30,6 +32,26 @@ def llama3() -> Tokenizer:
 
 def encoder(path: Path, tokenizer: Tokenizer, template: str | None = CHATML, **config: Any) -> PromptEncoder:
     return PromptEncoder(load_model_files(write_directory(path, tokenizer, chat_template=template, config=config)))
+
+
+def test_calls_and_results_become_texts_of_a_template_that_knows_only_two_roles(tmp_path: Path) -> None:
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    files = load_model_files(write_directory(tmp_path, byte_fallback(), chat_template=MISTRAL, config=config))
+    described = PromptEncoder(files, find_formats(Parsers(tool_calls="llama3_json"), MISTRAL, {}))
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    broken = {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{bad"}}
+    messages = (
+        *HELLO,
+        ChatMessage("assistant", None, tool_calls=[call, broken]),
+        ChatMessage("tool", "cold", tool_call_id="c1"),
+        ChatMessage("tool", "warm", tool_call_id="c2"),
+        ChatMessage("user", "So?"),
+    )
+    text = byte_fallback().decode(ids(described, messages=messages), skip_special_tokens=False)
+    assert text.startswith("<s> [INST] Hello [/INST]")
+    assert '{"name": "f", "parameters": {"a": 1}}; {"name": "g", "parameters": "{bad"}</s>' in text
+    assert text.endswith("[INST] Result of f:\ncold\n\nResult of g:\nwarm\n\nSo? [/INST]")
+    assert error(encoder(tmp_path, byte_fallback(), MISTRAL), messages=messages).param == "messages[1].tool_calls"
 
 
 def request(**prompt: Any) -> Generate:
@@ -200,7 +222,9 @@ def test_a_template_of_its_own_for_tools(tmp_path: Path, named: bool) -> None:
     if named:
         assert ids(made, messages=HELLO, tools=tools) == byte_level().encode("f Hello").ids
     else:
-        assert error(made, messages=HELLO, tools=tools).param == "tools"
+        assert ids(made, messages=HELLO, tools=tools) == ids(made, messages=HELLO)
+        required = ToolOptions(definitions=tools.definitions, choice="required")
+        assert error(made, messages=HELLO, tools=required).param == "tools"
 
 
 def test_a_template_for_tools_in_a_file_of_its_own(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("state.status.", "attention compiled_after_ready data_types deferred"),
             ("state.status.data_types[].", "kv_cache weights"),
             ("state.replicas[].", "queue_ms kv_usage"),
-            ("accepted.", "prompt_token_ids"),
+            ("accepted.", "prompt_token_ids ignored"),
             ("continued", " .id"),
             ("texts.", "prompt_scored reasoning token_ids tool_calls"),
             ("texts.scored{}[][", "5] 6]"),

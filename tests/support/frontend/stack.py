@@ -13,6 +13,7 @@ import httpx
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.process import FrontendServer
+from minisgl.parsing.names import Parsers
 from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import run as run_worker
 from minisgl.tokenizer.model_files import hash_tokenizer_files
@@ -21,6 +22,7 @@ from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, card
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
 
 TOKENIZER = byte_level()
+_DETECT = Parsers()
 EOS = TOKENIZER.token_to_id("<|im_end|>")
 
 TEMPLATE = (
@@ -43,6 +45,7 @@ class FrontendStack:
         wait: bool = True,
         template: str | None = None,
         max_model_len: int = 256,
+        parsers: Parsers = _DETECT,
         **config: Any,
     ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -57,6 +60,7 @@ class FrontendStack:
                 engines=LocalEngine(scheduler_address=self.scheduler_address, model=str(path / "model")),
                 frontend_address=address,
                 name=f"tokenizer{n}",
+                parsers=parsers,
             )
             for n, address in enumerate(addresses)
         ]

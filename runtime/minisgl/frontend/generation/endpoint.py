@@ -108,6 +108,7 @@ class GenerationEndpoint:
         watcher = asyncio.create_task(_watch_disconnect(receive, stream.fail))
         try:
             await self._accepted(stream, opening)
+            response_headers |= ignored_params(headers, (*ignored, *stream.ignored))
             record.response_id = secrets.token_hex(16)
             if request.stream:
                 await opening.open(response_headers | load_header(headers, self._tokenizers.requests.status))

@@ -152,6 +152,8 @@ class ResponseStream:
         """Time of the last token, or of the moment at which another engine queued the rest of an answer."""
         self.unsent_characters = 0
         """Characters that arrived since the last send began."""
+        self.ignored: tuple[str, ...] = ()
+        """Fields of the request that have no effect on the model, known once it is accepted."""
         self.error: ApiError | ClientDisconnected | None = None
         self._unaccepted = self._unfinished = len(self.choices)
         self._changed: set[int] = set()

@@ -80,9 +80,12 @@ def test_what_is_not_possible_is_refused_by_name(client: openai.OpenAI, api: str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_documents_and_tools_are_refused_without_a_template_for_them(stack: FrontendStack, stream: bool) -> None:
+def test_documents_and_required_tools_are_refused_without_a_template_for_them(
+    stack: FrontendStack, stream: bool
+) -> None:
     client = openai.OpenAI(base_url=stack.openai_url, api_key="none", max_retries=0)
-    for name in ("documents", "tools"):
+    required = {"tools": DIFFERING_CHAT["tools"][1], "tool_choice": "required"}
+    for name, fields in (("documents", {"documents": DIFFERING_CHAT["documents"][1]}), ("tools", required)):
         with pytest.raises(openai.BadRequestError) as refused:
-            answer(client, "chat", stream, {name: DIFFERING_CHAT[name][1]})
+            answer(client, "chat", stream, fields)
         assert (refused.value.param, refused.value.code) == (name, "chat_template_error")

@@ -212,7 +212,6 @@ def test_errors_of_logit_bias_name_the_key(
             "messages[0].tool_calls",
             "chat_template_error",
         ),
-        tools=(CHAT | {"tools": [TOOL]}, "tools", "chat_template_error"),
         tools_required=(CHAT | {"tools": [TOOL], "tool_choice": "required"}, "tools", "chat_template_error"),
         tools_type=(CHAT | {"tools": "f"}, "tools", "invalid_value"),
         tools_many=(CHAT | {"tools": [TOOL] * 129}, "tools", "invalid_value"),
