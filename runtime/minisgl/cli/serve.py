@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     sources = args.settings.resolve(args)
+    for warning in args.settings.warnings:
+        print(f"minisgl: warning: {warning}", file=sys.stderr)
     other_names = () if args.file is None else _take_manifest(args, sources)
     if args.print_config:
         print(args.settings.render(args, sources) + _attention_comment(args), end="")

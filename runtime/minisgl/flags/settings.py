@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -21,6 +22,13 @@ from minisgl.options import closest
 PREFIX: Final = "MINISGL_"
 NOT_SETTINGS: Final = frozenset({"MINISGL_COMMIT", "MINISGL_KERNELS_DIR"})
 """Variables with the prefix that other parts of the program read."""
+_SERVICE_VARIABLE: Final = re.compile(
+    rf"{PREFIX}(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+"""Variables that Kubernetes sets in pods beside a Service whose name begins with `minisgl`, and that are not settings.
+"""
+_SERVICE_ADDRESS: Final = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+"""Value of one more, whose name may be that of a setting: MINISGL_PORT."""
 _SWITCH_TEXTS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -55,6 +63,8 @@ class Settings:
         self._parser = parser
         actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
         self.all = [Setting(action, action.default) for action in actions]
+        self.warnings: list[str] = []
+        """Found by `resolve`, for the user."""
         for action in actions:
             action.default = argparse.SUPPRESS
         group = parser.add_argument_group("configuration")
@@ -120,13 +130,22 @@ class Settings:
         known = {setting.variable: setting for setting in self.all}
         other = {f"{PREFIX}CONFIG", *NOT_SETTINGS}
         found: dict[str, tuple[Any, str]] = {}
+        of_services: list[str] = []
         for name, text in environment.items():
             if not name.startswith(PREFIX) or name in other:
+                continue
+            if _SERVICE_VARIABLE.fullmatch(name) or (name.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(text)):
+                of_services.append(name)
                 continue
             if name not in known:
                 self._unknown(f"environment variable {name}", name, [*known, *other])
             value = self._parsed(known[name], text, f"environment variable {name}")
             found[known[name].key] = value, f"environment {name}"
+        if of_services:
+            self.warnings.append(
+                f"ignoring {', '.join(sorted(of_services))}, which Kubernetes sets for a Service in this namespace; "
+                "set enableServiceLinks: false in the pod's spec"
+            )
         return found
 
     def _from_file(self, path: Path) -> dict[str, tuple[Any, str]]:

@@ -108,6 +108,8 @@ def test_an_error_in_the_file_names_the_key(
     ("name", "value", "message"),
     [
         ("MINISGL_PROT", "1", "MINISGL_PROT is unknown; did you mean MINISGL_PORT?"),
+        ("MINISGL_ADMIN_PROT", "1", "MINISGL_ADMIN_PROT is unknown; did you mean MINISGL_ADMIN_PORT?"),
+        ("MINISGL_CHAT_PORT", "1", "MINISGL_CHAT_PORT is unknown; did you mean "),
         ("MINISGL_PORT", "x", "MINISGL_PORT: 'x' is not a whole number"),
         ("MINISGL_AUDIT", "perhaps", "MINISGL_AUDIT: 'perhaps' is neither true nor false"),
         ("MINISGL_CONFIG", "/no/such.yaml", "/no/such.yaml cannot be read"),
@@ -121,6 +123,34 @@ def test_an_error_in_a_variable_names_it(
         main(["serve", "m"])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_variables_that_kubernetes_sets_for_a_service_are_ignored_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = "tcp://10.96.0.7:8000"
+    service = {
+        "MINISGL_SERVICE_HOST": "10.96.0.7",
+        "MINISGL_SERVICE_PORT": "8000",
+        "MINISGL_SERVICE_PORT_HTTP": "8000",
+        "MINISGL_PORT": address,
+        "MINISGL_PORT_8000_TCP": address,
+        "MINISGL_PORT_8000_TCP_PROTO": "tcp",
+        "MINISGL_PORT_8000_TCP_PORT": "8000",
+        "MINISGL_PORT_8000_TCP_ADDR": "10.96.0.7",
+        # Those of Services named minisgl-admin and minisgl-chat.
+        "MINISGL_ADMIN_PORT": address,
+        "MINISGL_CHAT_SERVICE_HOST": "10.96.0.8",
+        "MINISGL_CHAT_PORT": address,
+    }
+    for name, value in service.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MINISGL_TP", "2")
+    assert main(["serve", "m", "--print-config"]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["port"] == 8000 and yaml.safe_load(printed.out)["tp"] == 2
+    assert printed.err.startswith("minisgl: warning: ") and "enableServiceLinks" in printed.err
+    assert all(name in printed.err for name in service) and printed.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
