@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"architecture     {report.architecture}")
         stored = report.quantization or report.dtype
         print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {stored})")
-        print(f"memory           {_memory(report)}")
+        print(f"memory           {_gpu_memory(report)}")
+        print(f"memory on a CPU  {_cpu_memory(report)}")
         print(f"longest sequence {report.max_model_len:,} tokens")
         print(f"--tp             {', '.join(map(str, report.tensor_parallel_sizes))}")
     for kind, findings in (("problem", report.problems), ("note", report.notes)):
@@ -38,11 +39,16 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.servable else 1
 
 
-def _memory(report: CheckpointReport) -> str:
-    weights = f"{report.hopper_bytes / 2**30:.2f} GiB of weights"
-    if report.quantization is not None:
-        weights += f" on Hopper GPUs, {report.other_bytes / 2**30:.2f} GiB on others"
+def _gpu_memory(report: CheckpointReport) -> str:
+    places = "a GPU" if report.quantization is None else f"Hopper GPUs, {report.other_bytes / 2**30:.2f} GiB on others"
+    weights = f"{report.hopper_bytes / 2**30:.2f} GiB of weights on {places}"
     return f"{weights}; {report.kv_bytes_per_token / 2**10:,.1f} KiB of KV cache for each token"
+
+
+def _cpu_memory(report: CheckpointReport) -> str:
+    # Everything is float32 there, whatever the checkpoint's type.
+    kv_cache = 2 * report.kv_bytes_per_token / 2**10
+    return f"{report.cpu_bytes / 2**30:.2f} GiB of weights; {kv_cache:,.1f} KiB of KV cache for each token"
 
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:

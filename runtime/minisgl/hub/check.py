@@ -56,8 +56,10 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     """Memory for the weights on one Hopper GPU, whose kernels take most quantized weights as they are."""
     other_bytes: int = 0
     """The same on other GPUs, in 16 bits."""
+    cpu_bytes: int = 0
+    """The same on a CPU, in float32."""
     kv_bytes_per_token: int = 0
-    """Bytes of a token in a KV cache in 16 bits."""
+    """Bytes of a token in a KV cache in 16 bits, as on a GPU."""
     max_model_len: int | None = None
     """Tokens of the longest sequence that can be served."""
     tensor_parallel_sizes: list[int] = []
@@ -125,6 +127,7 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         return
     parameters = checkpoint_parameters(config)
     report.hopper_bytes = report.other_bytes = parameters.num_bytes
+    report.cpu_bytes = checkpoint_parameters(config, dtype="float32").num_bytes
     if config.quantization is not None:
         kept = checkpoint_parameters(config, keep_quantized=True)
         report.hopper_bytes = kept.num_bytes

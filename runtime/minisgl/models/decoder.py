@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -257,11 +258,17 @@ def _length(part: slice) -> int:
     return int(part.stop - part.start)
 
 
-def checkpoint_parameters(config: ModelConfig, *, keep_quantized: bool = False, ranks: int = 1) -> Parameters:
+def checkpoint_parameters(
+    config: ModelConfig,
+    *,
+    keep_quantized: bool = False,
+    ranks: int = 1,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+) -> Parameters:
     """Parameters of a whole model, or of the first of several `ranks`, on the meta device: names and shapes of a
     checkpoint's tensors, without memory. `keep_quantized`: as on a Hopper GPU; else as on others."""
     parallel = TensorParallel()
     # A group without other members, as nothing is computed.
     parallel.size = ranks
-    decoder = Decoder(config, parallel, torch.bfloat16, "meta", max_position=1, keep_quantized=keep_quantized)
+    decoder = Decoder(config, parallel, getattr(torch, dtype), "meta", max_position=1, keep_quantized=keep_quantized)
     return decoder.parameters

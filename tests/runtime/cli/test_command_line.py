@@ -252,3 +252,15 @@ def test_too_few_cuda_devices_are_an_error(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(serve, "serve", lambda _: SimpleNamespace())
     assert main(["serve", str(tiny_checkpoint()), "--device", "cuda", "--tp", "2"]) == 1
     assert "--tp 2 needs 2 CUDA device(s), but 1 are visible" in capsys.readouterr().err
+
+
+def test_models_check_tells_the_memory_on_gpus_and_on_cpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A CPU serves every checkpoint in float32."""
+    assert main(["models", "tiny", str(tmp_path / "tiny"), "--arch", "qwen2"]) == 0
+    assert main(["models", "check", str(tmp_path / "tiny")]) == 0
+    printed = capsys.readouterr().out
+    numbers = r" +(\d+\.\d\d) GiB of weights{}; ([\d.]+) KiB of KV cache"
+    on_gpu = re.search("^memory" + numbers.format(" on a GPU"), printed, re.MULTILINE)
+    on_cpu = re.search("^memory on a CPU" + numbers.format(""), printed, re.MULTILINE)
+    assert on_gpu is not None and on_cpu is not None
+    assert float(on_cpu[2]) == 2 * float(on_gpu[2])

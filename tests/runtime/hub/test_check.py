@@ -32,6 +32,7 @@ def test_the_report_says_what_memory_the_weights_take(name: str | None, bits: in
     assert report.servable, report.problems
     linear = 2 * (256 * 256 * 2 + 2 * 128 * 256 + 3 * 256 * 512)
     assert report.other_bytes == 2 * report.num_parameters
+    assert report.cpu_bytes == 4 * report.num_parameters
     saved = report.other_bytes - report.hopper_bytes
     scales = {16: 0, 8: linear // 128**2 * 4, 4: linear // 64 * 4}[bits]
     assert saved == linear * (16 - bits) // 8 - scales
