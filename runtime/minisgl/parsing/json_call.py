@@ -71,18 +71,23 @@ def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[N
 def arguments(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
     """Pass the arguments at the position to `emit`, as they arrive. Some models write them as a string that contains
     JSON, or null for none. Raises NotACall, Ended."""
+    controls = json_text.ControlCharacters()
+
+    def take(text: str) -> None:
+        emit(controls.escaped(text))
+
     first = yield from reader.peek()
     if first == '"':
-        yield from json_text.string_value(reader, emit)
+        yield from json_text.string_value(reader, take)
     elif first in "{[":
-        yield from json_text.value(reader, emit)
+        yield from json_text.value(reader, take)
     else:
         scalar: list[str] = []
         try:
             yield from json_text.value(reader, scalar.append)
         finally:
             if scalar != ["null"]:
-                emit("".join(scalar))
+                take("".join(scalar))
 
 
 def _key(reader: Reader) -> Scan[str]:

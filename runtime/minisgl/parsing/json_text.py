@@ -22,6 +22,52 @@ _STRING_PART: Final = re.compile(
 """Whole characters of a string. A surrogate pair is one; a half that has no other half is one too."""
 
 
+_QUOTES: Final = {
+    "": re.compile(r"""["'\\]"""),
+    '"': re.compile(r'["\\\x00-\x1f]'),
+    "'": re.compile(r"['\\\x00-\x1f]"),
+}
+"""Characters that matter outside of strings, and within those that begin with a quote."""
+
+
+class ControlCharacters:
+    """Escapes the raw control characters in strings of a JSON text or Python literal that arrives in pieces. Models
+    write line breaks of files and commands as they are, which no strict reader takes."""
+
+    def __init__(self, quotes: str = '"') -> None:
+        """`quotes`: characters that begin a string and end it."""
+        self._quotes = quotes
+        self._quote = ""
+        """That of the string at the end of the text so far; empty: it is outside of strings."""
+        self._is_escaped = False
+
+    def escaped(self, text: str) -> str:
+        """Return the next piece of the text."""
+        pieces: list[str] = []
+        begin = at = 0
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                if text[at] < " ":
+                    # The backslash is meant as it is, like that before a line break in a shell's command.
+                    pieces += [text[begin:at], "\\", escaped(text[at])]
+                    begin = at + 1
+                at += 1
+                continue
+            found = _QUOTES[self._quote].search(text, at)
+            if found is None:
+                break
+            at = found.end()
+            if found[0] < " ":
+                pieces += [text[begin : found.start()], escaped(found[0])]
+                begin = at
+            elif found[0] == "\\":
+                self._is_escaped = self._quote != ""
+            elif self._quote or found[0] in self._quotes:
+                self._quote = "" if self._quote else found[0]
+        return "".join([*pieces, text[begin:]])
+
+
 def escaped(text: str) -> str:
     """Return the text as it stands within a JSON string."""
     # A half of a surrogate pair cannot be encoded in UTF-8; escaped, it meets its other half.

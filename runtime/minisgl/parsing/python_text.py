@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from minisgl.parsing.json_text import ControlCharacters
 from minisgl.parsing.reader import Ended, Reader, Scan, held_suffix
 
 _ESCAPE: Final = re.compile(
@@ -29,7 +30,12 @@ class Literal(NamedTuple):
 
 
 def python_literal(text: str) -> Literal | None:
-    """Return the literal that the text is; None if it is none, or has no form in JSON."""
+    """Return the literal that the text is, also with raw control characters in its strings; None if it is none, or has
+    no form in JSON."""
+    return _literal(text) or _literal(ControlCharacters("'\"").escaped(text))
+
+
+def _literal(text: str) -> Literal | None:
     try:
         with warnings.catch_warnings():
             # About escapes that Python does not know.

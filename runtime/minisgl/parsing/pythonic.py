@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from minisgl.parsing.call_sequence import parse_list
-from minisgl.parsing.json_text import SPACE, escaped
+from minisgl.parsing.json_text import SPACE, ControlCharacters, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.python_text import python_literal, string_value
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
@@ -119,10 +119,10 @@ def _json(text: str) -> str:
     if (literal := python_literal(text)) is not None:
         return literal.text
     try:
-        json.loads(text, parse_constant=_no_constant)
+        json.loads(text, parse_constant=_no_constant, strict=False)
     except (ValueError, RecursionError):
         return f'"{escaped(text)}"'
-    return text
+    return ControlCharacters().escaped(text)
 
 
 def _no_constant(name: str) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl.parsing.json_text import SPACE, escaped
+from minisgl.parsing.json_text import SPACE, ControlCharacters, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.parameter_types import has_type, parameter_types, same
 from minisgl.parsing.python_text import python_literal
@@ -208,8 +208,8 @@ def _json(text: str, types: frozenset[str]) -> str:
     # A text that was passed on as a string before it was complete is one.
     if others and ("string" not in types or _may_become(text, others)):
         try:
-            if has_type(json.loads(stripped, parse_constant=_no_constant), others):
-                return stripped
+            if has_type(json.loads(stripped, parse_constant=_no_constant, strict=False), others):
+                return ControlCharacters().escaped(stripped)
         except (ValueError, RecursionError):
             pass
         for kind in others:
