@@ -28,6 +28,7 @@ _LARGE_BYTES: Final = 16 << 10
 """Schemas of tools from which on fewer of them are kept: agents send the same tools with each request."""
 _BRACKETS: Final = {"array": r"\[", "object": r"\{"}
 """What values begin with whose type a text can be told from by its first character."""
+_XML_END: Final = "\n</parameter>\n"
 _UNLISTED: Final = "\n"
 """A name that no parameter can have in Qwen3-Coder's format."""
 
@@ -85,9 +86,10 @@ def _hermes(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool
 
 def _qwen_xml(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
     start, end = marker(answers, qwen_xml.START), marker(answers, qwen_xml.END)
-    bodies = [_of_tool(tool, _xml_function) for tool in tools]
+    names = [f"call_{number}" for number in range(len(tools))]
     rules = (
-        f'call_one: "\\n" {lark.one_of(bodies)} "\\n" {end}',
+        f'call_one: "\\n" {lark.one_of(names)} "\\n" {end}',
+        *(_of_tool(tool, _xml_function, name) for tool, name in zip(tools, names, strict=True)),
         *_xml_texts(),
         # The scanner takes blanks around a name away.
         r"CALL_KEY: /[^<>\s\x00-\x1f]+/",
@@ -208,36 +210,66 @@ _large: Final = lru_cache(64)(_built)
 
 
 def _xml_function(tool: CallableTool, rule: str) -> str:
+    """Return the rule for the function of a call, and those that it needs, whose names begin with its own."""
     schema, ways = _read(tool, qwen_xml.can_be_key)
-    bodies = [f"({_xml_arguments(tool, schema, way)})" for way in ways]
+    names = [f"{rule}_{way}" for way in range(len(ways))]
+    rules = [one for name, way in zip(names, ways, strict=True) for one in _xml_way(tool, schema, way, name)]
     begin = lark.literal(f"<function={tool.name}>\n")
-    return f'({begin} {lark.one_of(bodies)} "</function>")'
+    return "\n".join([f"{rule}: {begin} {lark.one_of(names)}", *rules])
 
 
-def _xml_arguments(tool: CallableTool, schema: ToolSchema | None, way: Arguments) -> str:
-    parts = [lark.literal("")]
-    for parameter in way.parameters:
-        begin = lark.literal(f"<parameter={parameter.name}>\n")
-        value = _xml_value(tool, schema, parameter.name, parameter.value)
-        parts.append(f"({begin} {value}){'' if parameter.is_required else '?'}")
+def _xml_way(tool: CallableTool, schema: ToolSchema | None, way: Arguments, rule: str) -> list[str]:
+    rest = _Rest("", can_end=True)
+    rules: list[str] = []
     if way.others is not None:
-        parts.append(f'("<parameter=" CALL_KEY ">\\n" {_xml_value(tool, schema, _UNLISTED, way.others)})*')
-    return " ".join(parts)
+        rest = _Rest(f"{rule}_others", can_end=True)
+        rules.append(f'{rest.rule}: CALL_KEY ">\\n" {_xml_value(tool, schema, _UNLISTED, way.others, rest)}')
+    for number, parameter in reversed([*enumerate(way.parameters)]):
+        name = lark.literal(f"{parameter.name}>\n")
+        value = _xml_value(tool, schema, parameter.name, parameter.value, rest)
+        rules.append(f"{rule}_{number}: {name} {value}")
+        names = [f"{rule}_{number}"]
+        if rest.rule and not parameter.is_required:
+            names.append(rest.rule)
+        rules.append(f"{rule}_from_{number}: {' | '.join(names)}")
+        rest = _Rest(f"{rule}_from_{number}", can_end=rest.can_end and not parameter.is_required)
+    return [f"{rule}: {rest.behind('')}", *rules]
 
 
-def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: Value) -> str:
-    """Return an expression for a value and its end, whose text the scanner reads as a valid value."""
+class _Rest(NamedTuple):
+    """What may follow the end of a value: the next parameter, or the end of the function. A text is over only where one
+    of them begins, so their tags are part of its terminal."""
+
+    rule: str
+    """Of the next parameter, behind the beginning of its tag; empty: none may follow."""
+    can_end: bool
+
+    def behind(self, text: str) -> str:
+        """Return an expression for a text and what follows it."""
+        return self._one_of(lark.literal(text + qwen_xml.PARAMETER), lark.literal(text + qwen_xml.END_FUNCTION))
+
+    def behind_terminal(self, name: str) -> str:
+        """Return an expression for one of the texts of `_xml_texts`, and what follows it."""
+        return self._one_of(f"{name}_MORE", f"{name}_LAST")
+
+    def _one_of(self, more: str, last: str) -> str:
+        choices = [f"{more} {self.rule}"] if self.rule else []
+        return lark.one_of([*choices, last] if self.can_end else choices)
+
+
+def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: Value, rest: _Rest) -> str:
+    """Return an expression for a value, its end and the rest, whose text the scanner reads as a valid value."""
     if schema is None:
-        return "CALL_TEXT"
+        return rest.behind_terminal("CALL_TEXT")
     types = parameter_types(tool.schema, name)
     if "string" not in types:
-        return f'{schema.json(value.schema, value.path)} "\\n</parameter>\\n"'
+        return f"{schema.json(value.schema, value.path)} {rest.behind(_XML_END)}"
     try:
         found = schema.alternatives(value)
     except GrammarError:
         if tool.is_strict:
             raise
-        return "CALL_TEXT"
+        return rest.behind_terminal("CALL_TEXT")
     limited = frozenset[str]()
     """Types of which not all values are valid, so a text may not be read as one of them."""
     choices: list[str] = []
@@ -250,36 +282,38 @@ def _xml_value(tool: CallableTool, schema: ToolSchema | None, name: str, value: 
                 f"in the model's format a string has no quotes, so it may not be beside limited {kinds} values",
             )
         limited &= _BRACKETS.keys()
-        choices.append(_text_beside(limited))
+        choices.append(rest.behind_terminal(_text_beside(limited)))
         found = [one._replace(types=one.types & limited) for one in found]
     for one in found:
         for choice in one.values or ():
             text = choice if isinstance(choice, str) else json.dumps(choice, ensure_ascii=False)
             if has_type(choice, one.types) and qwen_xml.reads_as(text, types, choice):
                 # As one terminal: another text may go on with a line break.
-                choices.append(lark.literal(f"{text}\n</parameter>\n"))
-    if rest := [one for one in found if one.values is None and one.types]:
-        choices.append(f'{schema.json(json_schema_of(rest), value.path)} "\\n</parameter>\\n"')
+                choices.append(rest.behind(text + _XML_END))
+    if remaining := [one for one in found if one.values is None and one.types]:
+        choices.append(f"{schema.json(json_schema_of(remaining), value.path)} {rest.behind(_XML_END)}")
     if not choices:
         if tool.is_strict:
             raise unsupported(value.path, "the model's format of calls cannot write any valid value")
-        return "CALL_TEXT"
+        return rest.behind_terminal("CALL_TEXT")
     return lark.one_of([*dict.fromkeys(choices)])
 
 
 def _text_beside(limited: frozenset[str]) -> str:
-    """Return the terminal of a text that is not read as one of these types."""
+    """Return the name of the terminals of a text that is not read as one of these types."""
     return "_".join(["CALL_TEXT", *(kind.upper() for kind in sorted(limited))])
 
 
 def _xml_texts() -> list[str]:
-    """Return the terminals of texts with their ends."""
+    """Return the terminals of texts with their ends and what follows."""
     rules = [f"CALL_STRING: {qwen_xml.FREE_TEXT}"]
     for kinds in ((), ("array",), ("object",), tuple(_BRACKETS)):
         begins = "".join(_BRACKETS[kind] for kind in kinds)
         # Blanks as the scanner knows them.
         text = rf"(CALL_STRING & ~/[\s\x1c-\x1f]*[{begins}](?s:.*)/)" if kinds else "CALL_STRING"
-        rules.append(rf'{_text_beside(frozenset(kinds))}: ({text} "\n")? "</parameter>\n"')
+        name = _text_beside(frozenset(kinds))
+        for kind, follows in (("MORE", qwen_xml.PARAMETER), ("LAST", qwen_xml.END_FUNCTION)):
+            rules.append(rf'{name}_{kind}: ({text} "\n")? "</parameter>\n{follows}"')
     return rules
 
 

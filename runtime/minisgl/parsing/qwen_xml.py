@@ -26,8 +26,28 @@ PARAMETER: Final = "<parameter="
 END_PARAMETER: Final = "</parameter>"
 _NAME: Final = re.compile(r"[^<>\s]*")
 _KEY: Final = re.compile(r"[^<>\n]*")
-_VALUE_END: Final = re.compile(r"\n?</parameter>|\n(?=<parameter=|</function>\n</tool_call>)")
-"""The end of a value; also where a model forgets the tag."""
+_BLANKS: Final = r"[ \t\r\n]*"
+_FOLLOWS: Final = f"{PARAMETER}|{END_FUNCTION}|{END}{_BLANKS}{START}"
+"""What follows the tag that ends a value; before anything else, the tag is part of the value."""
+_UNTAGGED_END: Final = f"\n(?={PARAMETER}|{END_FUNCTION}\n{END})"
+"""The end of a value where a model forgets the tag."""
+_VALUE_END: Final = re.compile(rf"\n?{END_PARAMETER}(?={_BLANKS}(?:{_FOLLOWS}))|{_UNTAGGED_END}")
+_LAST_VALUE_END: Final = re.compile(
+    rf"\n?{END_PARAMETER}(?={_BLANKS}(?:{_FOLLOWS}|(?:{END}{_BLANKS})?\Z))|{_UNTAGGED_END}"
+)
+"""The same in the whole text of an answer."""
+
+
+def _beginnings(text: str) -> str:
+    """Return a pattern for any beginning of a text, also the empty one and the whole text."""
+    return "".join(f"(?:{re.escape(character)}" for character in text) + ")?" * len(text)
+
+
+_UNDECIDED_END: Final = re.compile(
+    rf"\n?{END_PARAMETER}(?={_BLANKS}(?:{_beginnings(PARAMETER)}|{_beginnings(END_FUNCTION)}|{_beginnings(END)}"
+    rf"|{END}{_BLANKS}{_beginnings(START)})\Z)"
+)
+"""A tag at the end of what has arrived: what follows decides whether it ends the value."""
 _VALUE_ENDS: Final = (
     END_PARAMETER,
     "\n" + END_PARAMETER,
@@ -35,7 +55,10 @@ _VALUE_ENDS: Final = (
     f"\n{END_FUNCTION}\n{END}",
 )
 FREE_TEXT: Final = "/(?s:.*)/ & ~/(?s:.*({}).*)/".format(
-    "|".join(end.replace("\n", r"\n").replace("/", r"\/") for end in _VALUE_ENDS)
+    "|".join(
+        end.replace("\n", r"\n").replace("/", r"\/")
+        for end in (f"{END_PARAMETER}{_BLANKS}({_FOLLOWS})", *_VALUE_ENDS[2:])
+    )
 )
 """The same for grammars: a terminal for texts without an end."""
 _STRING_SYNTAX: Final = re.compile(r'\\.?|"', re.DOTALL)
@@ -144,7 +167,7 @@ def can_be_key(name: str) -> bool:
 
 def reads_as(text: str, types: frozenset[str], value: Any) -> bool:
     """Return whether the text of a parameter with these types is read as this value."""
-    found = _VALUE_END.search(f"{text}\n{END_PARAMETER}")
+    found = _VALUE_END.search(f"{text}\n{END_PARAMETER}\n{END_FUNCTION}")
     if found is None or found.start() != len(text):
         return False
     return has_type(value, types) and same(json.loads(_json(text, types)), value)
@@ -177,9 +200,17 @@ class _JsonStrings:
 
 def _take_piece(reader: Reader) -> tuple[str, str]:
     """Take what has arrived of a value, and its end if it is there; return both."""
-    found = _VALUE_END.search(reader.text, reader.at)
-    end = found.start() if found else held_suffix(reader.text, reader.at, _VALUE_ENDS)
-    piece = reader.text[reader.at : end]
+    text, begin = reader.text, reader.at
+    found = (_LAST_VALUE_END if reader.ended else _VALUE_END).search(text, begin)
+    if found:
+        end = found.start()
+    elif reader.ended:
+        end = len(text)
+    elif undecided := _UNDECIDED_END.search(text, begin):
+        end = undecided.start()
+    else:
+        end = held_suffix(text, begin, _VALUE_ENDS)
+    piece = text[begin:end]
     reader.at = found.end() if found else end
     reader.commit()
     return piece, found[0] if found else ""

@@ -198,8 +198,15 @@ def test_a_marker_alone_is_neither_text_nor_a_call(parser: str, text: str) -> No
         (
             "qwen3_coder",
             "<tool_call><function=x><parameter=a>1</parameter><parameter=b>hi</parameter> ups",
-            [("x", '{"a": 1, "b": "hi"}')],
-            "ups",
+            [("x", '{"a": 1, "b": "hi</parameter> ups')],
+            "",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=x><parameter=a>1</parameter></tool_call>\n"
+            "<tool_call><function=y><parameter=b>2</parameter>\n</tool_call> ",
+            [("x", '{"a": 1}'), ("y", '{"b": 2}')],
+            "",
         ),
         ("llama3_json", '{"name": "now", "parameters": {}}; later', [("now", "{}")], "; later"),
         ("llama3_json", 'Yes:\n  {"name": "now"}\n{"x": 1}', [("now", "{}")], 'Yes:{"x": 1}'),

@@ -222,7 +222,7 @@ def test_values_that_the_scanner_would_read_otherwise_are_not_written(grammars: 
     [
         (city({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}), "#/properties/city"),
         (city({"anyOf": [{"type": "string"}, {"const": True}]}), "#/properties/city"),
-        (city({"enum": ["a\n</parameter>\nb"]}), "#/properties/city"),
+        (city({"enum": ["a\n</parameter>\n</function>"]}), "#/properties/city"),
         ({"patternProperties": {"^x": {"type": "integer"}}}, "#/patternProperties"),
         ({"properties": {"a": {}}, "additionalProperties": False, "minProperties": 1}, "#/minProperties"),
         ({"const": {"a": 1}}, "#"),
@@ -237,6 +237,13 @@ def test_a_strict_tool_that_cannot_be_enforced_is_refused_with_the_place(
     assert error.value.path == path
     assert error.value.message.startswith(f"f: {path}: ")
     grammars.matcher(grammar("qwen3_coder", schema, strict=False))
+
+
+def test_a_choice_may_contain_the_tag_that_ends_a_value(grammars: Grammars) -> None:
+    schema = city({"enum": ["a", "a\n</parameter>\nb"]})
+    for value in ("a", "a\n</parameter>\nb"):
+        assert allows(grammars, grammar("qwen3_coder", schema), xml(city=value))
+        assert arguments_of("qwen3_coder", xml(city=value), schema) == {"city": value}
 
 
 NAMES: Final = ("user-id", "$filter", "@type", "a.b", "api version", "", "a=1")

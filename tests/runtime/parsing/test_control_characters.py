@@ -9,7 +9,7 @@ import pytest
 
 from support.parsing.replay import formats, replay
 
-TEXT = "a\nb\tc\x00d\x1fe\r\n\"é\" \\ / '🙂"
+TEXT = 'a\nb\tc\x00d\x1fe\r\n"é" \\ / \'🙂'
 
 
 def raw(text: str) -> str:
@@ -52,5 +52,6 @@ def test_they_are_escaped_in_values_of_tags(key: str, value: Any) -> None:
 
 
 def test_a_backslash_before_a_raw_line_break_stays_one() -> None:
-    (call,) = replay(formats("hermes"), '<tool_call>{"name": "now", "arguments": {"t": "ls \\\n -l"}}</tool_call>').calls
+    text = '<tool_call>{"name": "now", "arguments": {"t": "ls \\\n -l"}}</tool_call>'
+    (call,) = replay(formats("hermes"), text).calls
     assert json.loads(call[1]) == {"t": "ls \\\n -l"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any, Final
 
 import pytest
@@ -31,7 +32,9 @@ SCHEMA: Final[dict[str, Any]] = {
     },
     "additionalProperties": False,
 }
-ENDS: Final = ("</parameter>", "\n<parameter=", "\n</function>\n</tool_call>")
+ENDS: Final = re.compile(
+    r"</parameter>\s*(<parameter=|</function>|</tool_call>\s*<tool_call>)|\n<parameter=|\n</function>\n</tool_call>"
+)
 FRAGMENTS: Final = (
     *("</parameter>", "\n</parameter>\n", "<parameter=city>", "\n<parameter=city>\n", "</function>", "</tool_call>"),
     *("\n</function>\n</tool_call>", "</function>\n</tool_call>", "<parameter", "</param", "<", ">", "\n", "\n\n", " "),
@@ -111,7 +114,7 @@ def test_texts_are_read_as_they_were_meant(matcher: Matcher, seed: int) -> None:
     for _ in range(150):
         text = random_text(rng)
         answer = written({"text": text, "city": "Rome"})
-        is_free = not any(end in text for end in ENDS)
+        is_free = not ENDS.search(text)
         assert allows(matcher, answer) == is_free, text
         if is_free:
             allowed += 1
@@ -152,9 +155,36 @@ def test_an_empty_string_may_have_no_line_of_its_own(matcher: Matcher) -> None:
         assert read(answer, random.Random(0)) == {"text": "", "city": "Oslo"}
 
 
+def test_the_tag_that_ends_a_value_is_part_of_it_before_anything_else() -> None:
+    for text in (
+        "a</parameter>b",
+        "x\n</parameter>\ny",
+        "</parameter>",
+        "</parameter></tool_call> x",
+        "<a>\n</parameter>\n</a>",
+    ):
+        assert read(written({"text": text, "city": "Oslo"}), random.Random(0)) == {"text": text, "city": "Oslo"}
+
+
 def test_a_string_does_not_contain_what_ends_it(matcher: Matcher) -> None:
-    for text in ("a\n<parameter=city>\nParis", "a</parameter>b", "a\n</function>\n</tool_call>"):
+    for text in (
+        "a\n<parameter=city>\nParis",
+        "a</parameter> \n<parameter=b",
+        "a</parameter></function>",
+        "a\n</parameter>\n</tool_call>\n<tool_call>",
+        "a\n</function>\n</tool_call>",
+    ):
         assert not allows(matcher, written({"text": text}))
-    for text in ("a <parameter=city> b", "<parameter=city>", "a\n</function>\n", "</tool_call>", "a\n"):
+    for text in (
+        *("a <parameter=city> b", "<parameter=city>", "a\n</function>\n", "</tool_call>", "a\n"),
+        *(
+            "a</parameter>b",
+            "</parameter>",
+            "</parameter>\n\n</parameter>\n",
+            "a\n</parameter>\n<parameter",
+            "</parameter></fun",
+        ),
+        *("a</parameter>\n</tool_call>\n", "a</parameter>\n</tool_call>\n<tool_cal", '<Row key="</parameter>">'),
+    ):
         assert allows(matcher, written({"text": text}))
         assert read(written({"text": text}), random.Random(0)) == {"text": text}

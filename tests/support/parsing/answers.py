@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -29,9 +30,10 @@ _FRAGMENTS: Final = (
     *("a", "Bonn", " ", "\n", '"', "'", "\\", "{", "}", "[", "]", "(", ")", ",", ":", "=", "<", ">", ";", "/"),
     *("é", "🙂", "\u2028", "\t", "\\n", '\\"', "null", "12", "true", "</", "<b>", "\n\n", "//", "#"),
     *("<tool_call>", "</tool_call>", "<function=now>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"),
-    *("<|python_tag|>", '{"name": "now"}', "[now()]", "```json\n"),
+    *("<|python_tag|>", '{"name": "now"}', "[now()]", "```json\n", "</parameter>", "\n</parameter>\n"),
 )
-_XML_SYNTAX: Final = ("</parameter>", "<parameter=", "</function>")
+_XML_END: Final = re.compile(r"</parameter>\s*</tool_call>\s*<tool_call>|<parameter=|</function>")
+"""What no string in Qwen3-Coder's format contains."""
 
 
 class Call(NamedTuple):
@@ -102,7 +104,7 @@ def _nested(rng: random.Random, depth: int) -> Any:
 
 def _string(rng: random.Random) -> str:
     text = "".join(rng.choice(_FRAGMENTS) for _ in range(rng.choice((0, 1, 2, 3, 8))))
-    return text if not any(syntax in text for syntax in _XML_SYNTAX) else "x"
+    return text if not _XML_END.search(text) else "x"
 
 
 def _words(rng: random.Random) -> str:
