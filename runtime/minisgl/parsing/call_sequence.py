@@ -31,13 +31,18 @@ def parse_calls(
 
 
 def parse_list(reader: Reader, output: Output, call: Callable[[], Scan[None]]) -> Scan[None]:
-    """Parse calls that are separated by commas, and the bracket behind them. Raises as `parse_calls`."""
+    """Parse calls that are separated by commas, and the bracket behind them, which a comma may precede. Raises as
+    `parse_calls`."""
 
     def follows() -> Scan[bool]:
-        if (yield from reader.skip(SPACE)) == "]":
+        if is_separated := (yield from reader.skip(SPACE)) == ",":
+            reader.at += 1
+            yield from reader.skip(SPACE)
+        if (yield from reader.peek()) == "]":
             reader.at += 1
             return False
-        yield from reader.expect(",")
+        if not is_separated:
+            raise NotACall
         return True
 
     yield from parse_calls(reader, output, call, follows)

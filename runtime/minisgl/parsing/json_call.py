@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from minisgl.parsing import json_text
+from minisgl.parsing.call_sequence import parse_calls, parse_list
 from minisgl.parsing.json_text import SPACE
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.reader import NotACall, Reader, Scan
+from minisgl.parsing.tool_format import Tools
 
 _ARGUMENTS: Final = ("arguments", "parameters")
 _OTHER_KEYS: Final = ("type", "id", "function")
@@ -32,6 +34,34 @@ def parse(reader: Reader, output: Output, known: Collection[str] | None = None) 
             raise
         reader.at = 0
     call.end()
+
+
+def parse_several(reader: Reader, output: Output, tools: Tools, between: str) -> Scan[None]:
+    """Parse calls behind a marker, which are separated by any of the characters `between`; or a list of calls. Raises
+    NotACall and Ended as `parse`. Only the first one certainly is a call: nothing marks their end."""
+    if (yield from reader.skip(SPACE)) == "[":
+        reader.at += 1
+        yield from parse_list(reader, output, lambda: _listed(reader, output))
+        return
+    known = iter((None, tools))
+    yield from parse_calls(
+        reader,
+        output,
+        call=lambda: parse(reader, output, next(known, tools)),
+        follows=lambda: reader.skip_to(("{",), between),
+    )
+
+
+def _listed(reader: Reader, output: Output) -> Scan[None]:
+    yield from reader.skip(SPACE)
+    yield from parse(reader, output)
+
+
+def check_name(reader: Reader, known: Collection[str]) -> Scan[None]:
+    """Raise NotACall unless the object at the position begins with the name of a known tool."""
+    yield from reader.expect("{")
+    if (yield from _key(reader)) != "name" or (yield from json_text.string(reader)) not in known:
+        raise NotACall
 
 
 def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[None]:
@@ -60,9 +90,13 @@ def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[N
             yield from json_text.value(reader, _ignore)
         else:
             raise NotACall
-        if (yield from reader.skip(SPACE)) == "}":
+        if (yield from reader.skip(SPACE)) == ",":
+            reader.at += 1
+            yield from reader.skip(SPACE)
+        elif (yield from reader.peek()) != "}":
+            raise NotACall
+        if (yield from reader.peek()) == "}":
             break
-        yield from reader.expect(",")
     reader.at += 1
     if not call.has_begun:
         raise NotACall

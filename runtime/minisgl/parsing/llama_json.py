@@ -13,6 +13,7 @@ from minisgl.parsing.tool_format import ToolFormat, Tools
 
 PYTHON_TAG: Final = "<|python_tag|>"
 _STARTS: Final = ("{", PYTHON_TAG)
+_BETWEEN: Final = SPACE + ";,"
 
 
 def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
@@ -20,14 +21,16 @@ def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
         reader,
         output,
         call=lambda: _call(reader, output, tools),
-        follows=lambda: reader.skip_to(_STARTS, SPACE + ";"),
+        follows=lambda: reader.skip_to(_STARTS, _BETWEEN),
     )
 
 
 def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
-    is_tagged = yield from reader.skip_text(PYTHON_TAG)
-    yield from reader.skip(SPACE)
-    yield from json_call.parse(reader, output, None if is_tagged else tools)
+    if (yield from reader.skip_text(PYTHON_TAG)):
+        yield from json_call.parse_several(reader, output, tools, _BETWEEN)
+    else:
+        yield from reader.skip(SPACE)
+        yield from json_call.parse(reader, output, tools)
 
 
 LLAMA_JSON: Final = ToolFormat("llama3_json", (PYTHON_TAG,), _parse, bare="{")

@@ -6,7 +6,6 @@ import re
 from typing import Final
 
 from minisgl.parsing import json_call
-from minisgl.parsing.call_sequence import parse_list
 from minisgl.parsing.json_text import SPACE
 from minisgl.parsing.output import Call, Output, short_call_id
 from minisgl.parsing.reader import NotACall, Reader, Scan
@@ -20,22 +19,10 @@ _NAME: Final = re.compile(r"[\w.\-]*")
 
 def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
     yield from reader.skip_text(START)
-    match (yield from reader.skip(SPACE)):
-        case "[":
-            reader.at += 1
-            yield from _list(reader, output)
-        case "{":
-            yield from json_call.parse(reader, output)
-        case _:
-            yield from _named(reader, output)
-
-
-def _list(reader: Reader, output: Output) -> Scan[None]:
-    def call() -> Scan[None]:
-        yield from reader.skip(SPACE)
-        yield from json_call.parse(reader, output)
-
-    yield from parse_list(reader, output, call)
+    if (yield from reader.skip(SPACE)) in "[{":
+        yield from json_call.parse_several(reader, output, tools, SPACE + ",;")
+    else:
+        yield from _named(reader, output)
 
 
 def _named(reader: Reader, output: Output) -> Scan[None]:

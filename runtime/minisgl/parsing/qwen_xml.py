@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl.parsing.call_sequence import parse_calls
 from minisgl.parsing.json_text import SPACE, ControlCharacters, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.parameter_types import has_type, parameter_types, same
@@ -68,18 +69,29 @@ _LITERALS: Final[Mapping[str, tuple[str, ...]]] = {"boolean": ("true", "false"),
 
 
 def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
-    is_marked = yield from reader.skip_text(START)
-    yield from reader.skip(SPACE)
+    is_marked = False
+    while (yield from reader.skip_text(START)):
+        is_marked = True
+        yield from reader.skip(SPACE)
+    yield from parse_calls(
+        reader,
+        output,
+        # Without the marker, only the name tells a call from a text about such calls.
+        call=lambda: _call(reader, output, tools, is_any=is_marked),
+        follows=lambda: reader.skip_to((FUNCTION,), SPACE),
+    )
+    yield from reader.skip_ends(END, SPACE)
+
+
+def _call(reader: Reader, output: Output, tools: Tools, *, is_any: bool) -> Scan[None]:
+    """`is_any`: a tool that is not known may be called, too."""
     name = yield from _tag(reader, FUNCTION, _NAME)
-    # Without the marker, only the name tells a call from a text about such calls.
-    if not is_marked and name not in tools:
+    if not is_any and name not in tools:
         raise NotACall
     call = Call(output)
     call.begin(name)
     reader.commit()
     yield from _parameters(reader, call, tools.get(name, {}))
-    if is_marked:
-        yield from reader.skip_end(END, SPACE)
 
 
 def _tag(reader: Reader, begin: str, pattern: re.Pattern[str]) -> Scan[str]:
@@ -204,8 +216,6 @@ def _take_piece(reader: Reader) -> tuple[str, str]:
     found = (_LAST_VALUE_END if reader.ended else _VALUE_END).search(text, begin)
     if found:
         end = found.start()
-    elif reader.ended:
-        end = len(text)
     elif undecided := _UNDECIDED_END.search(text, begin):
         end = undecided.start()
     else:

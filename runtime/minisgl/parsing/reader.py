@@ -138,6 +138,13 @@ class Reader:
                 return
             yield
 
+    def skip_ends(self, text: str, before: str) -> Scan[None]:
+        """Skip this text as `skip_end` does, as often as it is repeated."""
+        begin = -1
+        while self.at != begin:
+            begin = self.at
+            yield from self.skip_end(text, before)
+
     def skip_to(self, starts: tuple[str, ...], before: str) -> Scan[bool]:
         """Skip any of the characters `before` one of the starts, and return True; if none of them follows, skip
         nothing."""

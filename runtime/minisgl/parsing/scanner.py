@@ -1,13 +1,15 @@
 """Takes a generated answer apart: reasoning, text, tool calls.
 
 Nothing is lost: what looks like a call and is none is text. What comes out does not depend on how the answer was cut
-into tokens. Line breaks around reasoning and spaces around calls belong to the template, and are left out.
+into tokens. Line breaks around reasoning and spaces around calls belong to the template, and are left out, but for
+those that keep the texts before and behind a call apart.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat
@@ -19,6 +21,16 @@ from minisgl.parsing.reasoning import ReasoningState
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
 _LINE_BREAK: Final = "\n"
+
+
+@dataclass
+class _Gap:
+    """Spaces between two texts with calls between them."""
+
+    before: str
+    """Before the first call."""
+    behind: str = ""
+    """Behind the calls."""
 
 
 class Scanner:
@@ -46,6 +58,9 @@ class Scanner:
         """The answer has reasoning, which may have ended."""
         self.in_reasoning = False
         """The text that was scanned last is reasoning."""
+        self._gap: _Gap | None = None
+        """Spaces around the calls since the last text; None: there was no call, or no text before it."""
+        self._has_text = False
         self._begins_line = True
         """Nothing but spaces was taken since the last line break, the last call, or the beginning of the text."""
         self._scan = self._answer(state)
@@ -172,6 +187,7 @@ class Scanner:
                 yield
                 continue
             begin, end = start[0] - safe, start[1] - safe
+            spaces = reader.text[:begin]
             reader.at = begin
             before = output.calls
             try:
@@ -189,6 +205,8 @@ class Scanner:
                 reader.commit()
                 lead = SPACE
                 self._begins_line = True
+                if self._gap is None and self._has_text:
+                    self._gap = _Gap(spaces)
 
     def _next_start(self, calls: ToolFormat, pattern: re.Pattern[str] | None) -> tuple[int, int] | None:
         """Return begin and end of what may begin the next call; None if nothing does."""
@@ -210,9 +228,16 @@ class Scanner:
     def _emit(self, end: int, lead: str) -> str:
         """Pass on the text up to this position, without the characters `lead` at its beginning. Returns those that are
         still to be left out."""
-        text = self._reader.take(end).lstrip(lead)
+        taken = self._reader.take(end)
+        text = taken.lstrip(lead)
+        if self._gap is not None:
+            self._gap.behind += taken[: len(taken) - len(text)]
         if not text:
             return lead
+        if self._gap is not None:
+            self._output.text(self._gap.before or self._gap.behind or " ")
+            self._gap = None
+        self._has_text = True
         self._output.text(text)
         self._begins_line = text.endswith(_LINE_BREAK)
         return ""

@@ -56,6 +56,9 @@ def test_arguments_that_are_cut_are_the_beginning_of_whole_ones(name: str) -> No
             # The beginning of a null may be that of a string.
             continue
         for end in range(len(text)):
+            if text[:end].rstrip().endswith("</parameter>"):
+                # It ends the value, though more of it would follow.
+                continue
             found = replay(answers, [text[:end]])
             for (_, part), (_, full) in zip(found.calls, whole.calls, strict=False):
                 assert full.startswith(part), text[:end]
@@ -179,7 +182,7 @@ def test_a_marker_alone_is_neither_text_nor_a_call(parser: str, text: str) -> No
         ("hermes", '<tool_call>{"name": "now"}</tool_c', [("now", "{}")], ""),
         ("hermes", '<tool_call>{"name": "now", "x" 1}</tool_call>', [("now", "{}")], ', "x" 1}</tool_call>'),
         ("hermes", '<tool_call>{"name": "n\\u00f6w"}</tool_call>', [("nöw", "{}")], ""),
-        ("hermes", '<tool_call><tool_call>{"name": "now"}</tool_call>', [("now", "{}")], "<tool_call>"),
+        ("hermes", '<tool_call><tool_call>{"name": "now"}</tool_call></tool_call>', [("now", "{}")], ""),
         ("qwen3_coder", "<function=now>\n</function>", [("now", "{}")], ""),
         ("qwen3_coder", "<tool_call><function=now></tool_call>", [("now", "{}")], ""),
         (
@@ -209,7 +212,7 @@ def test_a_marker_alone_is_neither_text_nor_a_call(parser: str, text: str) -> No
             "",
         ),
         ("llama3_json", '{"name": "now", "parameters": {}}; later', [("now", "{}")], "; later"),
-        ("llama3_json", 'Yes:\n  {"name": "now"}\n{"x": 1}', [("now", "{}")], 'Yes:{"x": 1}'),
+        ("llama3_json", 'Yes:\n  {"name": "now"}\n{"x": 1}', [("now", "{}")], 'Yes:\n  {"x": 1}'),
         ("llama3_json", '<|python_tag|>{"name": "other"}', [("other", "{}")], ""),
         ("pythonic", "[now(), now(a=1), oops(]", [("now", "{}"), ("now", '{"a": 1}')], ", oops(]"),
         ("pythonic", "[now(a=1 b=2)]", [("now", '{"a": "1 b=2"}')], ""),

@@ -68,9 +68,10 @@ def random_answer(grammars: Grammars, text: str, rng: random.Random) -> str | No
         matcher.fill_mask(mask)
         allowed = [int(token) for token in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
         closing = [token for token in allowed if TOKENIZER.id_to_token(token) in CLOSING]
-        ends = len(allowed) > 150 and END[0] in allowed and rng.random() < 0.2
+        end = rng.choice(ENDS) if len(allowed) > 150 and rng.random() < 0.2 else [-1]
+        ends = end[0] in allowed
         if ends:
-            token = END[0]
+            token = end[0]
         elif closing and rng.random() < 0.5:
             token = rng.choice(closing)
         else:
@@ -79,7 +80,7 @@ def random_answer(grammars: Grammars, text: str, rng: random.Random) -> str | No
             return str(TOKENIZER.decode(tokens, skip_special_tokens=False))
         assert matcher.consume(token)
         tokens.append(token)
-        for token in END[1:] if ends else ():
+        for token in end[1:] if ends else ():
             if not matcher.consume(token):
                 break
             tokens.append(token)
@@ -87,7 +88,9 @@ def random_answer(grammars: Grammars, text: str, rng: random.Random) -> str | No
 
 
 CLOSING: Final = ("<|im_end|>", '"', "}", "]", ")")
-END: Final = TOKENIZER.encode("\n</parameter>\n").ids
+ENDS: Final = [
+    TOKENIZER.encode(f"\n</parameter>\n{follows}").ids for follows in ("</function>", "</function>", "<parameter=")
+]
 
 
 def city(schema: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def check(found: Result, answer: Answer) -> None:
     """Compare the output with the answer that was written."""
     assert found.reasoning == answer.reasoning
     texts = [part for part in answer.parts if isinstance(part, str)]
-    assert found.text == "".join(texts)
+    assert found.text == "\n".join(texts), "texts stay apart where a call was between them"
     assert [name for name, _ in found.calls] == [call.name for call in answer.calls]
     for (_, arguments), call in zip(found.calls, answer.calls, strict=True):
         assert same(json.loads(arguments), call.arguments), (arguments, call.arguments)

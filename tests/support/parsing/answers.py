@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
     @property
     def text(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return "\n".join(part for part in self.parts if isinstance(part, str))
 
     @property
     def calls(self) -> list[Call]:
