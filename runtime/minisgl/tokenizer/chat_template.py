@@ -20,6 +20,9 @@ _END_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
 """Names under which templates read the reasoning of earlier answers."""
 
+_WRITTEN: Final = "arguments"
+"""Field of what a model wrote in place of an object, for templates that take nothing else."""
+
 
 class ChatTemplate:
     """Chat template with the Jinja source of a checkpoint and the special tokens that it may use (`bos_token` …)."""
@@ -115,9 +118,18 @@ class ChatTemplate:
                     "the model's chat template does not support tool calls; remove them",
                     f"messages[{number}].tool_calls",
                 )
-            text_arguments = self._features.wants_text_arguments
-            turn["tool_calls"] = [_with_text(call) if text_arguments else call for call in message.tool_calls]
+            turn["tool_calls"] = [self._call(call) for call in message.tool_calls]
         return turn
+
+    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return a tool call with its arguments as the template takes them."""
+        if self._features.wants_text_arguments:
+            return _with_text(call)
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and not self._features.takes_text_arguments:
+            # The model wrote no JSON object, and cannot take that back: the conversation goes on with what it wrote.
+            return {**call, "function": {**call["function"], "arguments": {_WRITTEN: arguments}}}
+        return call
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:

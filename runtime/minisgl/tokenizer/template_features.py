@@ -68,6 +68,12 @@ class TemplateFeatures:
         return wrong and as_text is not None and f'{{"{_PROBE}": "{_PROBE}"}}' in as_text
 
     @cached_property
+    def takes_text_arguments(self) -> bool:
+        """The template renders arguments of a tool call that are a text. Others read the fields of an object."""
+        rendered = self._render(_call(_PROBE))
+        return rendered is not None and _PROBE in rendered
+
+    @cached_property
     def _takes_any_role(self) -> bool:
         role = f"{_PROBE}role"
         rendered = self._render([{"role": "user", "content": "a"}, {"role": role, "content": _PROBE}])

@@ -12,7 +12,7 @@ from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, Generate
-from support.frontend.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3
+from support.frontend.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3, TEXT_ARGUMENTS, TOOL_FAMILIES
 from support.tiny_tokenizers import byte_level, write_directory
 
 SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|eot_id|>"}
@@ -135,6 +135,33 @@ def test_a_bad_template_fails_the_request_alone(source: str) -> None:
 def test_the_output_is_limited() -> None:
     endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
     assert "characters" in fails(endless).message
+
+
+@pytest.mark.parametrize("written", ['{"city": "Os', "{bad", "null", "[1]", '"s"', "Ünï"])
+@pytest.mark.parametrize("items", ["call.function.arguments | items", "call.function.arguments.items()"])
+def test_a_conversation_goes_on_behind_a_call_without_an_object(written: str, items: str) -> None:
+    """Its template reads the fields of arguments."""
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for call in m.tool_calls or [] %}"
+        f"<{{% for key, value in {items} %}}{{{{ key }}}}={{{{ value }}}}{{% endfor %}}>"
+        "{% endfor %};{% endfor %}",
+        {},
+    )
+
+    def chat(arguments: Any) -> list[ChatMessage]:
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return [ChatMessage("assistant", "", tool_calls=[call]), ChatMessage("tool", "2", tool_call_id="1")]
+
+    assert template.render(chat({"a": 1})) == "assistant:<a=1>;tool:2;"
+    assert template.render(chat(written)) == f"assistant:<arguments={written}>;tool:2;"
+
+
+@pytest.mark.parametrize("source", [TOOL_FAMILIES["agent"], TOOL_FAMILIES["llama"], TEXT_ARGUMENTS])
+def test_templates_that_take_texts_get_broken_arguments_as_they_are(source: str) -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": "{bad"}}
+    messages = [ChatMessage("user", "Hi"), ChatMessage("assistant", "", tool_calls=[call])]
+    rendered = ChatTemplate(source, SPECIAL).render(messages)
+    assert "{bad" in rendered and '"arguments": {"arguments"' not in rendered
 
 
 def test_tool_calls_and_variables_of_the_request() -> None:
