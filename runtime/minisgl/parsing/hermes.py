@@ -39,7 +39,7 @@ def _check_end(reader: Reader, tools: Tools) -> Scan[None]:
     yield from json_call.check_name(reader, tools)
     reader.at = begin
     yield from json_text.value(reader, lambda text: None)
-    if not (yield from reader.skip_to((END,), _CLOSING)):
+    if not (yield from reader.skip_to((END,), _CLOSING)) or reader.is_quoted(END):
         raise NotACall
     reader.at = begin
 

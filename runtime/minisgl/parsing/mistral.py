@@ -51,4 +51,4 @@ def _named(reader: Reader, output: Output) -> Scan[None]:
     call.end()
 
 
-MISTRAL: Final = ToolFormat("mistral", (START,), _parse, (CALL_ID, ARGS), new_id=short_call_id)
+MISTRAL: Final = ToolFormat("mistral", (START,), _parse, (CALL_ID, ARGS), is_inline=True, new_id=short_call_id)

@@ -41,7 +41,9 @@ class Reader:
     Positions are indexes of `text`, and become invalid when text is taken from its beginning (`take`, `commit`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token_markers: frozenset[str] = frozenset()) -> None:
+        """`token_markers`: texts of the markers that arrive as tokens."""
+        self._token_markers = token_markers
         self.text = ""
         self.at = 0
         self.ended = False
@@ -76,6 +78,16 @@ class Reader:
         self.at = end
         self.commit()
         return text
+
+    def cut(self, end: int | None) -> None:
+        """Forget the text from `end` on; None: nothing."""
+        if end is not None:
+            self.text = self.text[:end]
+            self.marks = [mark for mark in self.marks if mark.at < end]
+
+    def is_quoted(self, marker: str) -> bool:
+        """Return whether the marker at the position is ordinary text, and would be a token otherwise."""
+        return marker in self._token_markers and all(mark.at != self.at for mark in self.marks)
 
     def peek(self) -> Scan[str]:
         """Return the next character. Raises Ended."""

@@ -2,7 +2,8 @@
 
 Nothing is lost: what looks like a call and is none is text. What comes out does not depend on how the answer was cut
 into tokens. Line breaks around reasoning and spaces around calls belong to the template, and are left out, but for
-those that keep the texts before and behind a call apart.
+those that keep the texts before and behind a call apart. A call in reasoning that is still open counts where nothing
+else answers: models forget to close their reasoning, but also rehearse calls in it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from minisgl.parsing.output import Event, Output, call_id
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan, held_suffix
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.parsing.tool_format import ToolFormat, Tools
+from minisgl.wire.text import ToolCallDelta
 
 _LINE_BREAK: Final = "\n"
+_FENCE: Final = "```"
 
 
 @dataclass
@@ -50,7 +53,11 @@ class Scanner:
         self._calls = format.tools if tools is not None else None
         self._tools: Tools = tools or {}
         self._separate = separate_reasoning
-        self._reader = Reader()
+        starts = () if self._calls is None else self._calls.starts
+        self._start_texts = tuple(start for start in starts if format.markers[start].token is None)
+        """Markers of calls that are no tokens."""
+        self._start_pattern = re.compile("|".join(map(re.escape, self._start_texts)))
+        self._reader = Reader(frozenset(marker.text for marker in format.by_token.values()))
         self._output = Output(call_id if self._calls is None else self._calls.new_id)
         self.is_plain = False
         """What is still to come is ordinary text: it need not be scanned."""
@@ -61,6 +68,10 @@ class Scanner:
         self._gap: _Gap | None = None
         """Spaces around the calls since the last text; None: there was no call, or no text before it."""
         self._has_text = False
+        self._is_fenced = False
+        """The reasoning so far ends within a block of code."""
+        self._ticks = ""
+        """Backticks at its end that may begin the next marker of such a block."""
         self._begins_line = True
         """Nothing but spaces was taken since the last line break, the last call, or the beginning of the text."""
         self._scan = self._answer(state)
@@ -109,6 +120,7 @@ class Scanner:
                 self.has_reasoning = self.in_reasoning = True
                 yield from self._reasoning(end)
                 self.in_reasoning = False
+                self._begins_line = True
                 lead = _LINE_BREAK if self._separate else ""
         if self._calls is None:
             yield from self._text(lead)
@@ -134,30 +146,90 @@ class Scanner:
             yield
 
     def _reasoning(self, end: Marker) -> Scan[None]:
-        """Pass on reasoning, and skip the marker that ends it."""
+        """Pass on reasoning, and skip the marker that ends it; or stop before the calls that end it."""
         reader = self._reader
-        emit = self._output.reasoning if self._separate else self._output.text
         around = _LINE_BREAK if self._separate else ""
         lead = around
         needles = (end.text,) if end.token is None else ()
+        needles += self._start_texts
         while True:
             reader.at = len(reader.text) - len(reader.text.lstrip(lead))
             reader.commit()
             if reader.text:
                 lead = ""
             at = self._find(end)
+            start = None if self._calls is None else self._next_start(self._calls, "")
+            if self._calls is not None and start is not None and (at is None or start[0] < at):
+                begin = len(reader.text[: start[0]].rstrip(SPACE))
+                self._think(begin)
+                if (yield from self._is_call(self._calls, start[0] - begin)) and (yield from self._is_answer(end)):
+                    return
+                self._think(start[1] - begin)
+                continue
             if at is not None:
                 behind = at + len(end.text)
                 taken = len(reader.text[:at].rstrip(around)) if self._separate else behind
-                emit(reader.take(taken))
+                self._think(taken)
                 reader.at = behind - taken
                 reader.commit()
                 return
             if reader.ended:
-                emit(reader.take(len(reader.text)))
+                self._think(len(reader.text))
                 return
             safe = held_suffix(reader.text, 0, needles)
-            emit(reader.take(len(reader.text[:safe].rstrip(around))))
+            self._think(len(reader.text[:safe].rstrip(around if self._calls is None else SPACE)))
+            yield
+
+    def _think(self, end: int) -> None:
+        """Pass on reasoning up to this position."""
+        text = self._reader.take(end)
+        if self._separate:
+            self._output.reasoning(text)
+        else:
+            self._output.text(text)
+            self._has_text = self._has_text or text != ""
+        _, line_break, line = text.rpartition(_LINE_BREAK)
+        self._begins_line = (self._begins_line or line_break != "") and not line.strip()
+        ticks = self._ticks + text
+        self._is_fenced ^= ticks.count(_FENCE) % 2 == 1
+        self._ticks = "`" * ((len(ticks) - len(ticks.rstrip("`"))) % len(_FENCE))
+
+    def _is_call(self, calls: ToolFormat, at: int) -> Scan[bool]:
+        """Return whether a call of a known tool begins at this position within reasoning, and not a quotation. Takes
+        nothing."""
+        reader = self._reader
+        if self._is_fenced or not (calls.is_inline or self._begins_line or _LINE_BREAK in reader.text[:at]):
+            return False
+        trial, output = Reader(), Output(str)
+        steps = calls.parse(trial, output, self._tools)
+        while True:
+            trial.push(reader.text[at:])
+            at, trial.ended = len(reader.text), reader.ended
+            try:
+                next(steps, None)
+            except (NotACall, Ended):
+                return False
+            if output.calls:
+                (first, *_) = output.take()
+                return isinstance(first, ToolCallDelta) and first.name in self._tools
+            yield
+
+    def _is_answer(self, end: Marker) -> Scan[bool]:
+        """Return whether the calls that begin in reasoning are the answer: nothing follows the reasoning. Takes nothing
+        but the marker that ends it."""
+        reader = self._reader
+        self.in_reasoning = False
+        searched = 0
+        while True:
+            at = self._find(end, searched)
+            if at is None:
+                searched = max(len(reader.text) - len(end.text), 0)
+            elif reader.text[at + len(end.text) :].strip():
+                self.in_reasoning = True
+                return False
+            if reader.ended:
+                reader.cut(at)
+                return True
             yield
 
     def _text(self, lead: str) -> Scan[None]:
@@ -173,14 +245,12 @@ class Scanner:
         """Pass on text, without the characters `lead` at its beginning, and calls. Spaces before a call are held,
         because they are left out."""
         reader, output = self._reader, self._output
-        needles = tuple(start for start in calls.starts if self._format.markers[start].token is None)
-        pattern = re.compile("|".join(map(re.escape, needles))) if needles else None
         while True:
-            start = self._next_start(calls, pattern)
+            start = self._next_start(calls, calls.bare)
             if start is None and reader.ended:
                 self._emit(len(reader.text), lead)
                 return
-            end = held_suffix(reader.text, 0, needles) if start is None else start[0]
+            end = held_suffix(reader.text, 0, self._start_texts) if start is None else start[0]
             safe = len(reader.text[:end].rstrip(SPACE))
             lead = self._emit(safe, lead)
             if start is None:
@@ -208,21 +278,22 @@ class Scanner:
                 if self._gap is None and self._has_text:
                     self._gap = _Gap(spaces)
 
-    def _next_start(self, calls: ToolFormat, pattern: re.Pattern[str] | None) -> tuple[int, int] | None:
-        """Return begin and end of what may begin the next call; None if nothing does."""
+    def _next_start(self, calls: ToolFormat, bare: str) -> tuple[int, int] | None:
+        """Return begin and end of what may begin the next call, a marker or the character `bare`; None if nothing
+        does."""
         reader = self._reader
         found = [
             (mark.at, mark.at + len(mark.marker.text)) for mark in reader.marks if mark.marker.text in calls.starts
         ]
-        if pattern is not None and (match := pattern.search(reader.text)) is not None:
+        if self._start_texts and (match := self._start_pattern.search(reader.text)) is not None:
             found.append(match.span())
-        at = reader.text.find(calls.bare) if calls.bare else -1
+        at = reader.text.find(bare) if bare else -1
         while at >= 0:
             line = reader.text.rfind(_LINE_BREAK, 0, at) + 1
             if (line or self._begins_line) and not reader.text[line:at].strip():
                 found.append((at, at + 1))
                 break
-            at = reader.text.find(calls.bare, at + 1)
+            at = reader.text.find(bare, at + 1)
         return min(found, default=None)
 
     def _emit(self, end: int, lead: str) -> str:
@@ -242,10 +313,10 @@ class Scanner:
         self._begins_line = text.endswith(_LINE_BREAK)
         return ""
 
-    def _find(self, marker: Marker) -> int | None:
-        """Return the position of a marker."""
+    def _find(self, marker: Marker, begin: int = 0) -> int | None:
+        """Return the position of a marker. `begin`: before it, there is none."""
         if marker.token is None:
-            at = self._reader.text.find(marker.text)
+            at = self._reader.text.find(marker.text, begin)
             return at if at >= 0 else None
         return next((mark.at for mark in self._reader.marks if mark.marker == marker), None)
 

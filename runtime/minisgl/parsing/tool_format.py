@@ -27,4 +27,6 @@ class ToolFormat:
     """Further markers, between the parts of calls."""
     bare: str = ""
     """Character that begins a call where nothing but spaces is before it in its line; empty: none does."""
+    is_inline: bool = False
+    """Calls follow a text in its line; otherwise they begin lines of their own."""
     new_id: Callable[[], str] = call_id

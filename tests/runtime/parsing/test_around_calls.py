@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.parsing.replay import formats, replay
+from support.parsing.replay import Result, formats, replay
 
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 XML = "<function=now>\n</function>"
@@ -70,6 +70,14 @@ def test_an_object_is_a_call_only_before_the_marker_that_ends_one(text: str) -> 
     found = replay(formats("hermes"), [text])
     assert (found.calls, found.text) == ([], text)
     assert replay(formats("hermes"), text) == found
+
+
+def test_a_quoted_call_is_text_where_the_markers_are_tokens() -> None:
+    text = f"Write\n{NOW}\nto call it."
+    answers = formats("hermes", ("<tool_call>", "</tool_call>"))
+    assert replay(answers, text) == replay(answers, [text]) == Result("", text, [])
+    pieces = ["Sure\n", '{"name": "now"}\n', "</tool_call>", " ok"]
+    assert replay(answers, pieces) == Result("", "Sure\nok", [("now", "{}")])
 
 
 def test_an_object_behind_a_call_whose_end_is_missing_is_text() -> None:

@@ -68,11 +68,13 @@ def random_answer(grammars: Grammars, text: str, rng: random.Random) -> str | No
         matcher.fill_mask(mask)
         allowed = [int(token) for token in np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))]
         closing = [token for token in allowed if TOKENIZER.id_to_token(token) in CLOSING]
-        end = rng.choice(ENDS) if len(allowed) > 150 and rng.random() < 0.2 else [-1]
-        ends = end[0] in allowed
-        if ends:
-            token = end[0]
-        elif closing and rng.random() < 0.5:
+        if len(allowed) > 150 and rng.random() < 0.2:
+            end, trial = rng.choice(ENDS), matcher.copy()
+            if all(map(trial.consume, end)):
+                matcher = trial
+                tokens += end
+                continue
+        if closing and rng.random() < 0.5:
             token = rng.choice(closing)
         else:
             token = rng.choice(allowed)
@@ -80,10 +82,6 @@ def random_answer(grammars: Grammars, text: str, rng: random.Random) -> str | No
             return str(TOKENIZER.decode(tokens, skip_special_tokens=False))
         assert matcher.consume(token)
         tokens.append(token)
-        for token in end[1:] if ends else ():
-            if not matcher.consume(token):
-                break
-            tokens.append(token)
     return None
 
 
