@@ -150,8 +150,7 @@ class Scanner:
         reader = self._reader
         around = _LINE_BREAK if self._separate else ""
         lead = around
-        needles = (end.text,) if end.token is None else ()
-        needles += self._start_texts
+        needles = self._start_texts if end.token is not None else (end.text, *self._start_texts)
         while True:
             reader.at = len(reader.text) - len(reader.text.lstrip(lead))
             reader.commit()
