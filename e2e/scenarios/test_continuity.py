@@ -11,12 +11,11 @@ import pytest
 
 from harness import nodes, writes
 from harness.client import ClientPod
-from harness.continuity import Measurement, loaded
+from harness.continuity import Measurement, keep, loaded
 from harness.mixed_load import KINDS
 from harness.models import AGENT, cpu_model, spread_model
 from harness.namespace import Namespace
 from harness.ranks import launcher_status, launcher_url
-from support.continuity_results import record
 
 EDITED: Final = {"spec": {"engine": {"args": ["--max-running=8", "--num-pages=257"]}}}
 # An engine starts in a few seconds, and on a machine that is busy in half a minute.
@@ -172,4 +171,4 @@ def test_the_first_request_wakes_a_model_at_zero(
     parts |= {f"launcher_{stage}": seconds for stage, seconds in timings.items()}
     measurement(f"from zero to the first token: {parts}")
     counts = {"requests": 1, "failed": 0, "changed_tokens": 0}
-    record("from zero", {**counts, "seconds": parts["first_token"], **parts})
+    keep("from zero", {**counts, "seconds": parts["first_token"], **parts})

@@ -10,13 +10,13 @@ import pytest
 
 from cluster.containers import ctr
 from harness.client import ClientPod
-from harness.continuity import Measurement
+from harness.continuity import Measurement, keep
 from harness.kills import Kills, Undisturbed, kills, undisturbed
 from harness.models import AGENT, cpu_model
 from harness.namespace import Namespace
 from harness.pods import delete_by_force, ready_pods
 from harness.ranks import kill_rank, launcher_status, launcher_url
-from support.continuity_results import check_pauses, record
+from support.continuity_results import check_pauses
 
 PODS = ("demo-r0-0", "demo-r0-1")
 SOAK = partial(pytest.param, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])
@@ -56,7 +56,7 @@ def killing(known: Known, client: ClientPod, tensor: int, *, seldom: bool = Fals
 def check(scenario: str, killed: str, replicas: int, found: Kills, measurement: Measurement) -> None:
     measurement(f"{scenario}: {found.summary()}")
     figures = {"killed": killed, "replicas": replicas, **found.result()}
-    record(scenario, figures)
+    keep(scenario, figures)
     assert not found.failed, found.summary()
     assert not found.changed, found.summary()
     check_pauses(figures)
