@@ -193,7 +193,13 @@ def test_a_killed_tokenizer_is_restarted_with_the_files_in_use(frontend: Fronten
 class InThread:
     """The same server in this process, with a shorter shutdown."""
 
-    def __init__(self, path: Path, answer: Callable[[Submit], list[FromScheduler]], leave_seconds: float = 0.5) -> None:
+    def __init__(
+        self,
+        path: Path,
+        answer: Callable[[Submit], list[FromScheduler]],
+        leave_seconds: float = 0.5,
+        queue_seconds: float = 60.0,
+    ) -> None:
         self.pods = Pods()
         self.pod = self.pods.start(0, write_directory(path / "model", TOKENIZER, chat_template=CHATML), answer)
         engines = EngineDiscovery(
@@ -202,7 +208,7 @@ class InThread:
             control_port=self.pods.control_port,
             cache=str(path / "cache"),
         )
-        tokenizer = TokenizerConfig(engines=engines, frontend_address=f"ipc://{path}/text")
+        tokenizer = TokenizerConfig(engines=engines, frontend_address=f"ipc://{path}/text", queue_seconds=queue_seconds)
         self._server = FrontendServer(
             FrontendConfig(
                 port=0,
@@ -255,7 +261,8 @@ def test_requests_that_arrive_during_leave_time_are_served(tmp_path: Path) -> No
 
 
 def test_a_stream_whose_engine_is_lost_ends_in_an_error(tmp_path: Path) -> None:
-    server = InThread(tmp_path, lambda submit: [Ack(submit.id), row(submit.id, 0, token("x"))])
+    # It waits that long for another engine.
+    server = InThread(tmp_path, lambda submit: [Ack(submit.id), row(submit.id, 0, token("x"))], queue_seconds=5)
     with server.http.stream("POST", "/v1/chat/completions", json={**UNNAMED, "stream": True}) as stream:
         lines = stream.iter_lines()
         while '"content":"x"' not in next(lines):

@@ -97,7 +97,7 @@ def test_the_first_request_of_an_idle_server_outlives_a_hang(
 @pytest.mark.parametrize("operation", ["collect-0", "launch-0"])
 def test_answers_go_on_after_a_hang_under_load(operation: str, serve: Serve, hangs: Path) -> None:
     served = serve("--max-running", "4", *PATIENT)
-    streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(4)]
+    streams = [Client(served.url, "tiny", stream=True, tokens=700) for _ in range(4)]
     eventually(lambda: all(client.chunks for client in streams))
     waiting = [Client(served.url, "tiny", stream=number < 2, tokens=40) for number in range(4)]
     eventually(lambda: served.metric("vllm:num_requests_waiting") == 4)
@@ -112,7 +112,7 @@ def test_answers_go_on_after_a_hang_under_load(operation: str, serve: Serve, han
 @pytest.mark.parametrize("flags", [(), ("--tp", "2")])
 def test_answers_go_on_after_a_step_that_fails(flags: tuple[str, ...], serve: Serve, hangs: Path) -> None:
     served = serve("--max-running", "2", *PATIENT, *flags)
-    streams = [Client(served.url, "tiny", stream=True, tokens=1500) for _ in range(2)]
+    streams = [Client(served.url, "tiny", stream=True, tokens=700) for _ in range(2)]
     eventually(lambda: all(client.chunks for client in streams))
     waiting = Client(served.url, "tiny", stream=False, tokens=40)
     eventually(lambda: served.metric("vllm:num_requests_waiting") == 1)
