@@ -149,7 +149,7 @@ def test_an_answer_continues_behind_an_earlier_output(
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
     "constraint",
-    [{}, {"allowed_token_ids": tuple(range(500))}, {"grammar": ToyGrammar(factor=1, length=60, least=1).text}],
+    [{}, {"allowed_token_ids": (*range(500), 514)}, {"grammar": ToyGrammar(factor=1, length=60, least=1).text}],
     ids=["free", "allowed tokens", "grammar"],
 )
 @pytest.mark.parametrize("is_eos", [False, True])
