@@ -23,8 +23,8 @@ class Ref:
 
 
 def copy_of(value: T) -> T:
-    """A copy of JSON that shares no dict and no list with it. Ten times as fast as copy.deepcopy, which also looks for
-    references between the parts."""
+    """A copy of JSON that shares no dict and no list with it. Faster than copy.deepcopy (2.6 times for a StatefulSet),
+    which also looks for references between the parts."""
     copied: T = _copied(value)
     return copied
 

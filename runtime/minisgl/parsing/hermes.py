@@ -12,8 +12,6 @@ from minisgl.parsing.tool_format import ToolFormat, Tools
 
 START: Final = "<tool_call>"
 END: Final = "</tool_call>"
-
-
 _CLOSING: Final = SPACE + "}]"
 """Small models miscount the brackets behind the arguments."""
 

@@ -49,19 +49,16 @@ _UNDECIDED_END: Final = re.compile(
     rf"|{END}{_BLANKS}{_beginnings(START)})\Z)"
 )
 """A tag at the end of what has arrived: what follows decides whether it ends the value."""
-_VALUE_ENDS: Final = (
-    END_PARAMETER,
-    "\n" + END_PARAMETER,
-    "\n" + PARAMETER,
-    f"\n{END_FUNCTION}\n{END}",
-)
+_UNTAGGED_ENDS: Final = (f"\n{PARAMETER}", f"\n{END_FUNCTION}\n{END}")
+_VALUE_ENDS: Final = (END_PARAMETER, f"\n{END_PARAMETER}", *_UNTAGGED_ENDS)
+"""Texts whose beginning, at the end of what has arrived, may be that of a value's end."""
 FREE_TEXT: Final = "/(?s:.*)/ & ~/(?s:.*({}).*)/".format(
     "|".join(
         end.replace("\n", r"\n").replace("/", r"\/")
-        for end in (f"{END_PARAMETER}{_BLANKS}({_FOLLOWS})", *_VALUE_ENDS[2:])
+        for end in (f"{END_PARAMETER}{_BLANKS}({_FOLLOWS})", *_UNTAGGED_ENDS)
     )
 )
-"""The same for grammars: a terminal for texts without an end."""
+"""A terminal of grammars for texts without an end."""
 _STRING_SYNTAX: Final = re.compile(r'\\.?|"', re.DOTALL)
 _NUMBER: Final = re.compile(r"-?[0-9]*(\.[0-9]*)?([eE][+\-]?[0-9]*)?")
 _SHORT_VALUE: Final = 64

@@ -31,11 +31,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = special_tokens
         self._template = CompiledTemplate(source)
-        self._features = TemplateFeatures(self._template, special_tokens)
-
-    @property
-    def features(self) -> TemplateFeatures:
-        return self._features
+        self.features = TemplateFeatures(self._template, special_tokens)
 
     def render(
         self,
@@ -52,7 +48,7 @@ class ChatTemplate:
         variables of the template; they cannot replace the standard ones. The other arguments are those of
         `Generate`. Raises PromptError."""
         definitions = self._tools(tools)
-        if documents is not None and not self._features.takes_documents:
+        if documents is not None and not self.features.takes_documents:
             raise _refused("the model's chat template does not support documents; put them into a message", "documents")
         turns = [self._turn(message, n) for n, message in enumerate(messages)]
         if continue_final_message:
@@ -73,7 +69,7 @@ class ChatTemplate:
     def _tools(self, tools: ToolOptions | None) -> Sequence[dict[str, Any]] | None:
         if tools is None:
             return None
-        if self._features.takes_tools:
+        if self.features.takes_tools:
             return list(tools.definitions)
         if tools.choice in ("none", "auto"):
             # The model cannot call what it does not see, nor has it to; see `AnswerFormat.ignores_tools`.
@@ -88,7 +84,7 @@ class ChatTemplate:
         """Return the variables that switch reasoning."""
         if thinking is None:
             return {}
-        features = self._features
+        features = self.features
         if not features.can_switch_thinking and thinking != features.thinks:
             problem = "cannot switch reasoning off" if features.thinks else "has no reasoning"
             raise _refused(
@@ -98,9 +94,9 @@ class ChatTemplate:
 
     def _turn(self, message: ChatMessage, number: int) -> dict[str, Any]:
         role: str = message.custom_role or message.role
-        if role == "developer" and not self._features.knows_developer:
+        if role == "developer" and not self.features.knows_developer:
             role = "system"
-        if not self._features.takes_role(role):
+        if not self.features.takes_role(role):
             raise _refused(
                 f"the model's chat template does not support the role {role!r}; use another one",
                 f"messages[{number}].role",
@@ -113,7 +109,7 @@ class ChatTemplate:
         if message.reasoning is not None:
             turn |= dict.fromkeys(_REASONING_NAMES, message.reasoning)
         if message.tool_calls:
-            if not self._features.takes_tool_calls:
+            if not self.features.takes_tool_calls:
                 raise _refused(
                     "the model's chat template does not support tool calls; remove them",
                     f"messages[{number}].tool_calls",
@@ -123,10 +119,10 @@ class ChatTemplate:
 
     def _call(self, call: dict[str, Any]) -> dict[str, Any]:
         """Return a tool call with its arguments as the template takes them."""
-        if self._features.wants_text_arguments:
+        if self.features.wants_text_arguments:
             return _with_text(call)
         arguments = call["function"]["arguments"]
-        if isinstance(arguments, str) and not self._features.takes_text_arguments:
+        if isinstance(arguments, str) and not self.features.takes_text_arguments:
             # The model wrote no JSON object, and cannot take that back: the conversation goes on with what it wrote.
             return {**call, "function": {**call["function"], "arguments": {_WRITTEN: arguments}}}
         return call
