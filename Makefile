@@ -64,7 +64,7 @@ lint: install  ## run ruff, mypy --strict and the import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
-machine: install chromium prometheus cluster-tools image-engine  ## build and install all that tests need once on a machine, in half an hour
+machine: install chromium prometheus image-engine  ## build and install all that tests need once on a machine, in half an hour
 	@PYTHONPATH=e2e .venv/bin/python -m harness.prepare
 
 cluster-tools: install

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+_BROKEN: Final = 3
+"""Exit code of a run that pytest itself did not end; 1 would say that tests failed."""
 _OPTIONS: Final = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-cov")
 
 
@@ -58,7 +60,7 @@ def _run_in_child(arguments: list[str]) -> Run:
     with tempfile.TemporaryFile() as output:
         child = os.fork()
         if child == 0:
-            code = 1
+            code = _BROKEN
             try:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
