@@ -16,6 +16,7 @@ from minisgl.kernels.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
+from minisgl.toy.muon import Muon
 from minisgl.toy.tiny_tokenizer import Family
 
 _ADAM_RATE: Final = 4e-3
@@ -87,7 +88,7 @@ class Training:
             (torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0), _ADAM_RATE)
         ]
         if matrices:
-            self._optimizers.append((torch.optim.Muon(matrices, weight_decay=0.0, momentum=0.95), _MUON_RATE))
+            self._optimizers.append((Muon(matrices), _MUON_RATE))
 
     def step(self, tokens: torch.Tensor, labels: torch.Tensor, rate: float) -> float:
         """Train on tokens and labels, both int64 [rows, row tokens]; returns the loss. A label is the token that
