@@ -16,7 +16,7 @@ E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint machine cluster-tools bench bench-operator test-gpu lock clean install
+.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,11 +71,11 @@ cluster-tools: install
 	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster.cluster_tools
 
 # Trained again when its sources have changed.
-$(DEMO): $(wildcard runtime/minisgl/toy/demo*) runtime/minisgl/toy/tiny_tokenizer.py runtime/minisgl/toy/training.py | install
+$(DEMO): $(wildcard runtime/minisgl/toy/demo*) $(addprefix runtime/minisgl/toy/,tiny_tokenizer.py training.py muon.py) | install
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
 
-$(AGENT): $(wildcard runtime/minisgl/toy/agent*) runtime/minisgl/toy/tiny_tokenizer.py runtime/minisgl/toy/training.py | install
+$(AGENT): $(wildcard runtime/minisgl/toy/agent*) $(addprefix runtime/minisgl/toy/,tiny_tokenizer.py training.py muon.py) | install
 	@echo 'training the agent model, which takes one to two minutes'
 	@.venv/bin/minisgl models agent .cache/agent
 
@@ -92,6 +92,9 @@ bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo 
 
 bench-operator: cluster-tools  ## measure the operator with 1,000 models on a separate API server
 	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/bench.py
+
+test-processors: install chromium  ## train both models under three instruction sets with five seeds each, and test each result; two hours
+	@.ci/processors
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests

@@ -1,10 +1,9 @@
-"""Generated cases of function calls in the manner of the Berkeley Function Calling Leaderboard, and their judge."""
+"""Generated cases of function calls in the manner of the Berkeley Function Calling Leaderboard."""
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from minisgl.toy.agent_world import FORMS, IRRELEVANT, TOOLS, fill
@@ -18,6 +17,8 @@ class Case(NamedTuple):
     tools: tuple[str, ...]
     call: tuple[str, Mapping[str, Any]] | None
     """Name and arguments; None if nothing is to be called."""
+    needed: str | None
+    """The tool that the question needs, also if it is missing."""
 
 
 def generated_cases(seed: int) -> list[Case]:
@@ -38,22 +39,8 @@ def generated_cases(seed: int) -> list[Case]:
         for category, tools in offers:
             exchange = form.draw(source, tools, held_out=True)
             call = (needed, exchange.arguments) if exchange.is_offered else None
-            made.append(Case(category, exchange.question, tuple(tools), call))
+            made.append(Case(category, exchange.question, tuple(tools), call, needed))
     for question in IRRELEVANT:
         tools = source.sample(list(TOOLS), source.randint(1, len(TOOLS)))
-        made.append(Case("irrelevance", fill(source, question), tuple(tools), None))
+        made.append(Case("irrelevance", fill(source, question), tuple(tools), None, None))
     return made
-
-
-def is_right(case: Case, calls: Sequence[tuple[str, str]]) -> bool:
-    """Compare the calls, names with arguments in JSON: names, keys, types and values of all arguments must be equal."""
-    if case.call is None or len(calls) != 1:
-        return not calls and case.call is None
-    name, arguments = case.call
-    made = json.loads(calls[0][1])
-    return (
-        calls[0][0] == name
-        and isinstance(made, dict)
-        and made == dict(arguments)
-        and all(type(made[key]) is type(value) for key, value in arguments.items())
-    )

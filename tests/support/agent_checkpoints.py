@@ -21,5 +21,5 @@ def agent_checkpoints() -> dict[str, Path]:
 
         write_agent_checkpoints(folder)
 
-    train_if_outdated([*folders.values()], ("agent*", "tiny_tokenizer.py", "training.py"), train)
+    train_if_outdated([*folders.values()], ("agent*", "tiny_tokenizer.py", "training.py", "muon.py"), train)
     return folders

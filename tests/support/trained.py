@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-CACHE = Path(__file__).parents[2] / ".cache"
+CACHE = Path(os.environ.get("TRAINED_MODELS", Path(__file__).parents[2] / ".cache"))
+"""Directory of the checkpoints; `make test-processors` has some of its own."""
 _TOY = Path(__file__).parents[2] / "runtime" / "minisgl" / "toy"
 
 

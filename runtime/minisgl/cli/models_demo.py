@@ -18,11 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from minisgl.toy.demo import STEPS, write_demo_checkpoint
+    from minisgl.toy.demo import write_demo_checkpoint
 
     def progress(step: int, loss: float) -> None:
         if step % _REPORT_EVERY == 0:
-            print(f"step {step} of {STEPS}, loss {loss:.4f}", file=sys.stderr, flush=True)
+            print(f"step {step}, loss {loss:.4f}", file=sys.stderr, flush=True)
 
     write_demo_checkpoint(args.out, seed=args.seed, progress=progress)
     print(f"demo checkpoint written to {args.out}")

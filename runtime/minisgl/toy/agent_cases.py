@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Final
 
@@ -18,6 +18,19 @@ _BATCH: Final = 32
 _LONG: Final = (32, 256)
 """Rows of long conversations, and their tokens."""
 
+_EXAMPLE: Final = (
+    Exchange(
+        "What is the weather in Paris?",
+        "It is windy in Paris, 11 degrees.",
+        TOOLS["get_weather"],
+        True,
+        {"city": "Paris"},
+        "windy, 11 degrees",
+    ),
+    Exchange("What is 17 + 25?", "The result is 42.", TOOLS["add"], True, {"a": 17, "b": 25}, "42"),
+)
+"""The example of the chat page and a question behind it, with the page's tools."""
+
 
 def held_out_conversations(tokenizer: Tokenizer) -> Batch:
     """Return long conversations."""
@@ -29,11 +42,21 @@ def all_forms(tokenizer: Tokenizer, values: int) -> list[Batch]:
     """Return each question in each format, with and without its tool and reasoning, and with `values` held-out values
     for each; then the answer to the result."""
     source = random.Random(_SEED + values)
-    cases = [list(case) for _ in range(values) for case in _cases(source)]
-    lengths = [sum(len(tokenizer.encode(segment.text).ids) for segment in case) for case in cases]
-    order = sorted(range(len(cases)), key=lengths.__getitem__)
+    return _batches(tokenizer, (case for _ in range(values) for case in _cases(source)))
+
+
+def examples(tokenizer: Tokenizer) -> list[Batch]:
+    """Return the example of the chat page in each format."""
+    return _batches(tokenizer, map(_example, TEMPLATES))
+
+
+def _batches(tokenizer: Tokenizer, cases: Iterable[Iterable[Segment]]) -> list[Batch]:
+    """Give rows of about the same length to each batch."""
+    whole = [list(case) for case in cases]
+    lengths = [sum(len(tokenizer.encode(segment.text).ids) for segment in case) for case in whole]
+    order = sorted(range(len(whole)), key=lengths.__getitem__)
     chunks = [order[begin : begin + _BATCH] for begin in range(0, len(order), _BATCH)]
-    return [collate(tokenizer, [cases[index] for index in chunk], lengths[chunk[-1]]) for chunk in chunks]
+    return [collate(tokenizer, [whole[index] for index in chunk], lengths[chunk[-1]]) for chunk in chunks]
 
 
 def _cases(source: random.Random) -> Iterator[Iterator[Segment]]:
@@ -57,3 +80,9 @@ def _case(source: random.Random, name: str, thinks: bool, form: Form, is_offered
 def _other(source: random.Random, name: str, thinks: bool, exchange: Exchange) -> Iterator[Segment]:
     tools = source.sample(list(TOOLS), source.randint(0, len(TOOLS)))
     return Conversation(name, tools).segments(exchange, lambda: thinks)
+
+
+def _example(name: str) -> Iterator[Segment]:
+    conversation = Conversation(name, [exchange.tool.name for exchange in _EXAMPLE if exchange.tool])
+    for exchange in _EXAMPLE:
+        yield from conversation.segments(exchange, lambda: True)

@@ -23,11 +23,15 @@ _ADAM_RATE: Final = 4e-3
 _MUON_RATE: Final = 2e-2
 _LAYER_SCALE: Final = 0.05
 _CONSTANT_FEATURE: Final = 0.1
+_AVERAGED_STEPS: Final = 50
 _FAST_PAIRS: Final = 4
 """Pairs of a head that rotation turns fastest: they tell a token from its neighbors."""
 
 IGNORED: Final = -100
 """Label of tokens without a loss."""
+
+MARGIN: Final = 0.5
+"""Least distance of a right token's logit to the others when a model is judged: rounding changes logits by less."""
 
 
 def qwen3_config(
@@ -90,6 +94,9 @@ class Training:
         if matrices:
             self._optimizers.append((Muon(matrices), _MUON_RATE))
 
+        self._averages = [one.detach().clone() for one in self._parameters]
+        self._steps = 0
+
     def step(self, tokens: torch.Tensor, labels: torch.Tensor, rate: float) -> float:
         """Train on tokens and labels, both int64 [rows, row tokens]; returns the loss. A label is the token that
         follows, or IGNORED. `rate` is a factor of the learning rates."""
@@ -102,21 +109,38 @@ class Training:
         torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for optimizer, _ in self._optimizers:
             optimizer.step()
+        self._steps += 1
+        with torch.no_grad():
+            for average, parameter in zip(self._averages, self._parameters, strict=True):
+                average.lerp_(parameter, 1 / min(self._steps, _AVERAGED_STEPS))
         return loss.item()
 
     def margins(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return float32 [rows, row tokens]: by how much the logit of each label exceeds those of all other tokens;
-        infinite for IGNORED."""
-        with torch.no_grad():
+        """Return float32 [rows, row tokens]: by how much the logit of each label exceeds those of all other tokens,
+        with the weights that `weights` returns; infinite for IGNORED."""
+        with torch.no_grad(), self._as_written():
             logits, targets = self._logits_and_targets(tokens, labels)
             right = targets.unsqueeze(1)
             margins = logits.gather(1, right).squeeze(1) - logits.scatter(1, right, -math.inf).amax(1)
             return torch.full(labels.shape, math.inf).masked_scatter(labels != IGNORED, margins)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return bfloat16 weights by their names in a checkpoint."""
-        with torch.no_grad():
-            return {source.name: source.into.detach().to(torch.bfloat16) for source in self._sources}
+        """Return bfloat16 weights by their names in a checkpoint: averages of those of the last steps, which are better
+        than any of them."""
+        with torch.no_grad(), self._as_written():
+            return {source.name: source.into.to(torch.bfloat16) for source in self._sources}
+
+    @contextmanager
+    def _as_written(self) -> Iterator[None]:
+        """Let the model have the weights of a checkpoint in the block: averages, rounded to bfloat16."""
+        trained = [parameter.clone() for parameter in self._parameters]
+        try:
+            for parameter, average in zip(self._parameters, self._averages, strict=True):
+                parameter.copy_(average.to(torch.bfloat16))
+            yield
+        finally:
+            for parameter, value in zip(self._parameters, trained, strict=True):
+                parameter.copy_(value)
 
     def _begin_with_copies(self, config: ModelConfig, seed: int) -> None:
         """Let heads pass on what they attend to, and make layers small beside what they add to: the residual stream

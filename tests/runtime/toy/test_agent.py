@@ -1,12 +1,15 @@
 """The agent model behind a complete server: it decides by itself when to think, which tool to call with what, and when
-not to call any. Each of the four formats of tool calls has a checkpoint and a server."""
+not to call any. Each of the four formats of tool calls has a checkpoint and a server.
+
+Its training judges what the model has learned (minisgl.toy.agent). Here, the server gives the answers that the same
+weights give without it, whatever these are: other processors train other weights."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +20,13 @@ import pytest
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.toy.agent_formats import TEMPLATES
-from minisgl.toy.agent_world import NO_TOOL, TOOLS
-from support.agent_calls import Case as Generated
-from support.agent_calls import generated_cases, is_right
+from minisgl.toy.agent_world import NO_TOOL, RESULT_THOUGHT, TOOLS, Exchange, thought
+from support.agent_answers import Answer, OfflineAgent, chat
+from support.agent_calls import generated_cases
 from support.agent_checkpoints import agent_checkpoints
 from support.frontend.chromium import Page
 from support.frontend.served import Served
+from support.offline import Chat
 
 # Without `make test`, the first test trains the model.
 pytestmark = pytest.mark.timeout(900)
@@ -77,19 +81,31 @@ IRRELEVANT = [
     ("Book a flight to Cairo", ("get_weather", "get_time")),
 ]
 RESULTS = [
-    ("get_weather", {"city": "Paris"}, "What is the weather in Paris?", "sunny, 14 degrees", ("sunny", "14", "Paris")),
-    ("get_time", {"city": "Kyoto"}, "Tell me the time in Kyoto", "9:45", ("9:45", "Kyoto")),
-    ("add", {"a": 2, "b": 3}, "What is 2 + 3?", "5", ("5",)),
-    ("multiply", {"a": 9, "b": 8}, "What is 9 * 8?", "72", ("72",)),
-    ("set_light", {"room": "hall", "on": True}, "Turn on the light in the hall", "on", ("hall", "on")),
-    ("find_food", {"food": "soup", "city": "Lima"}, "Find soup in Lima", "Lotus", ("Lotus",)),
+    (
+        "get_weather",
+        {"city": "Paris"},
+        "What is the weather in Paris?",
+        "sunny, 14 degrees",
+        "It is sunny in Paris, 14 degrees.",
+    ),
+    ("get_time", {"city": "Kyoto"}, "Tell me the time in Kyoto", "9:45", "It is 9:45 in Kyoto."),
+    ("add", {"a": 2, "b": 3}, "What is 2 + 3?", "5", "The result is 5."),
+    ("multiply", {"a": 9, "b": 8}, "What is 9 * 8?", "72", "The result is 72."),
+    ("set_light", {"room": "hall", "on": True}, "Turn on the light in the hall", "on", "The light in the hall is on."),
+    ("find_food", {"food": "soup", "city": "Lima"}, "Find soup in Lima", "Lotus", "The place is Lotus."),
 ]
 
 
 @pytest.fixture(scope="module", params=list(TEMPLATES))
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+def name(request: pytest.FixtureRequest) -> str:
+    """Format of the calls."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def served(name: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="agent-") as temporary:
-        server = Served(agent_checkpoints()[request.param], Path(temporary), "--tokenizers", "0")
+        server = Served(agent_checkpoints()[name], Path(temporary), "--tokenizers", "0")
         try:
             server.wait_until_ready()
             yield server
@@ -102,25 +118,18 @@ def client(served: Served) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
-class Answer(NamedTuple):
-    finish_reason: str
-    reasoning: str
-    content: str
-    calls: list[tuple[str, str]]
-    """Names and arguments."""
-
-    @property
-    def decoded(self) -> list[tuple[str, Any]]:
-        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+@pytest.fixture(scope="module")
+def offline(name: str) -> OfflineAgent:
+    return OfflineAgent(name)
 
 
-def _ask(client: openai.OpenAI, messages: Any, tools: tuple[str, ...], stream: bool = False, **fields: Any) -> Answer:
-    if tools:
-        fields["tools"] = [TOOLS[name].definition for name in tools]
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+def _ask(client: openai.OpenAI, asked: Chat, stream: bool = False, **fields: Any) -> Answer:
+    if asked.tools:
+        fields["tools"] = asked.tools
+    if not asked.thinks:
+        fields["extra_body"] = {"enable_thinking": False}
     made: Any = client.chat.completions.create(
-        model="default", messages=messages, temperature=0, max_tokens=200, stream=stream, **fields
+        model="default", messages=asked.messages, temperature=0, max_tokens=200, stream=stream, **fields
     )
     if not stream:
         choice = made.choices[0]
@@ -140,97 +149,130 @@ def _ask(client: openai.OpenAI, messages: Any, tools: tuple[str, ...], stream: b
     return Answer(reason, reasoning, content, [(name, arguments) for name, arguments in joined.values()])
 
 
-def _thinking(thinks: bool) -> dict[str, Any]:
-    return {"extra_body": {"enable_thinking": thinks}}
+def _uniform(answer: Answer) -> Answer:
+    """Spell all arguments in the same way: formats leave spaces to the model."""
+    return answer._replace(calls=[(name, json.dumps(json.loads(arguments))) for name, arguments in answer.calls])
+
+
+def _check(
+    client: openai.OpenAI,
+    offline: OfflineAgent,
+    chats: Sequence[Chat],
+    right: Sequence[Answer],
+    stream: bool,
+    least: float = 0.5,
+) -> None:
+    """Check that served answers are those that the weights give offline, and that these show what the test is about:
+    at least the share `least` of them is right."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        served = list(pool.map(lambda asked: _ask(client, asked, stream), chats))
+    expected = offline.answers(chats)
+    compared = [number for number, answer in enumerate(expected) if answer is not None]
+    assert [_uniform(served[number]) for number in compared] == [expected[number] for number in compared]
+    assert sum(pair[0] == pair[1] for pair in zip(expected, right, strict=True)) >= least * len(chats)
+
+
+def _called(name: str, arguments: Any, *, thinks: bool) -> Answer:
+    """Return the right answer to a question that needs the tool."""
+    exchange = Exchange("", "", TOOLS[name], True, arguments)
+    return Answer("tool_calls", thought(exchange) if thinks else "", "", [(name, json.dumps(dict(arguments)))])
+
+
+def _without_call(needed: str | None, *, thinks: bool) -> Answer:
+    """Return the right answer if the tool is missing, or there is none."""
+    exchange = Exchange("", NO_TOOL, None if needed is None else TOOLS[needed])
+    return Answer("stop", thought(exchange) if thinks else "", NO_TOOL, [])
 
 
 @_THINKING
 @_EACH_FORM
-def test_the_tool_that_a_question_needs_is_called(client: openai.OpenAI, stream: bool, thinks: bool) -> None:
-    wrong = []
-    for case in (*SIMPLE, *MULTIPLE):
-        answer = _ask(client, case.question, case.tools, stream, **_thinking(thinks))
-        expected = ("tool_calls", "", [(case.name, case.arguments)])
-        if (answer.finish_reason, answer.content, answer.decoded) != expected:
-            wrong.append((case, answer))
-        assert (case.name in answer.reasoning) == thinks
-    assert wrong == []
+def test_the_tool_that_a_question_needs_is_called(
+    client: openai.OpenAI, offline: OfflineAgent, stream: bool, thinks: bool
+) -> None:
+    cases = (*SIMPLE, *MULTIPLE)
+    chats = [chat(case.question, case.tools, thinks=thinks) for case in cases]
+    right = [_called(case.name, case.arguments, thinks=thinks) for case in cases]
+    _check(client, offline, chats, right, stream)
 
 
 @_THINKING
 @_EACH_FORM
-def test_generated_cases_are_answered_by_the_right_calls(client: openai.OpenAI, stream: bool, thinks: bool) -> None:
+def test_generated_cases_are_answered_by_the_right_calls(
+    client: openai.OpenAI, offline: OfflineAgent, stream: bool, thinks: bool
+) -> None:
     cases = generated_cases(int(stream))
     assert min(Counter(case.category for case in cases).values()) > 20
-
-    def ask(case: Generated) -> Answer:
-        return _ask(client, case.question, case.tools, stream, **_thinking(thinks))
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(ask, cases))
-    assert [
-        (case, answer) for case, answer in zip(cases, answers, strict=True) if not is_right(case, answer.calls)
-    ] == []
-    assert all(answer.finish_reason == ("tool_calls" if answer.calls else "stop") for answer in answers)
-    assert all(bool(answer.calls) != (answer.content == NO_TOOL) for answer in answers)
-    assert all(bool(answer.reasoning) == thinks for answer in answers)
+    chats = [chat(case.question, case.tools, thinks=thinks) for case in cases]
+    right = [
+        _called(*case.call, thinks=thinks) if case.call else _without_call(case.needed, thinks=thinks) for case in cases
+    ]
+    _check(client, offline, chats, right, stream, least=0.95)
 
 
 @_THINKING
 @_EACH_FORM
-def test_nothing_is_called_for_other_questions(client: openai.OpenAI, stream: bool, thinks: bool) -> None:
-    answers = [_ask(client, question, tools, stream, **_thinking(thinks)) for question, tools in IRRELEVANT]
-    reasoning = "No tool fits." if thinks else ""
-    assert answers == [Answer("stop", reasoning, NO_TOOL, [])] * len(IRRELEVANT)
+def test_nothing_is_called_for_other_questions(
+    client: openai.OpenAI, offline: OfflineAgent, stream: bool, thinks: bool
+) -> None:
+    chats = [chat(question, tools, thinks=thinks) for question, tools in IRRELEVANT]
+    _check(client, offline, chats, [_without_call(None, thinks=thinks)] * len(chats), stream)
 
 
 @_THINKING
 @_EACH_FORM
-def test_a_tool_that_is_not_offered_is_missed(client: openai.OpenAI, stream: bool, thinks: bool) -> None:
-    for question, tools, needed in MISSING:
-        reasoning = f"I need {needed}, which is missing." if thinks else ""
-        answer = _ask(client, question, tools, stream, **_thinking(thinks))
-        assert answer == Answer("stop", reasoning, NO_TOOL, [])
+def test_a_tool_that_is_not_offered_is_missed(
+    client: openai.OpenAI, offline: OfflineAgent, stream: bool, thinks: bool
+) -> None:
+    chats = [chat(question, tools, thinks=thinks) for question, tools, _ in MISSING]
+    _check(client, offline, chats, [_without_call(needed, thinks=thinks) for _, _, needed in MISSING], stream)
 
 
 @_EACH_FORM
-def test_the_answer_to_a_result_tells_it(client: openai.OpenAI, stream: bool) -> None:
-    for name, arguments, question, result, parts in RESULTS:
-        first = _ask(client, question, _ALL, stream)
-        assert first.decoded == [(name, arguments)]
-        call = {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": first.calls[0][1]}}
+def test_the_answer_to_a_result_tells_it(client: openai.OpenAI, offline: OfflineAgent, stream: bool) -> None:
+    chats = []
+    for name, arguments, question, result, _ in RESULTS:
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        reasoning = _called(name, arguments, thinks=True).reasoning
+        asked = chat(question, _ALL)
         messages = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": first.reasoning},
+            *asked.messages,
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": reasoning},
             {"role": "tool", "tool_call_id": "abcdefghi", "content": result},
         ]
-        answer = _ask(client, messages, _ALL, stream)
-        assert (answer.finish_reason, answer.calls) == ("stop", [])
-        assert answer.reasoning
-        assert all(part in answer.content for part in parts), answer
+        chats.append(asked._replace(messages=messages))
+    right = [Answer("stop", RESULT_THOUGHT, answer, []) for *_, answer in RESULTS]
+    _check(client, offline, chats, right, stream)
 
 
-def test_streamed_answers_equal_whole_ones(client: openai.OpenAI) -> None:
-    for question in ("What is the weather in Athens?", "What is 20 times 4?", "Light on in the hall!", "Hello"):
-        whole, streamed = (_ask(client, question, _ALL, stream) for stream in (False, True))
+def test_streamed_answers_equal_whole_ones(client: openai.OpenAI, offline: OfflineAgent) -> None:
+    questions = ("What is the weather in Athens?", "What is 20 times 4?", "Light on in the hall!", "Hello")
+    chats = [chat(question, _ALL) for question in questions]
+    decided = [asked for asked, answer in zip(chats, offline.answers(chats), strict=True) if answer is not None]
+    assert decided
+    for asked in decided:
+        whole, streamed = (_ask(client, asked, stream) for stream in (False, True))
         assert whole == streamed
 
 
 @_EACH_FORM
-def test_tool_choice(client: openai.OpenAI, stream: bool) -> None:
-    question, call = "What is 2 + 3?", [("add", {"a": 2, "b": 3})]
-    required = _ask(client, question, _ALL, stream, tool_choice="required")
-    assert (required.finish_reason, required.decoded) == ("tool_calls", call)
-    named = _ask(client, question, _ALL, stream, tool_choice={"type": "function", "function": {"name": "add"}})
-    assert (named.finish_reason, named.decoded) == ("stop", call)
+def test_tool_choice(client: openai.OpenAI, offline: OfflineAgent, stream: bool) -> None:
+    chats = [chat(case.question, _ALL) for case in (*SIMPLE, *MULTIPLE)]
+    # A question for which these weights call a tool by themselves.
+    asked, calling = next(pair for pair in zip(chats, offline.answers(chats), strict=True) if pair[1] and pair[1].calls)
+    assert calling is not None
+    required = _ask(client, asked, stream, tool_choice="required")
+    assert _uniform(required) == calling
+    function = {"name": calling.calls[0][0]}
+    named = _ask(client, asked, stream, tool_choice={"type": "function", "function": function})
+    assert _uniform(named) == calling._replace(finish_reason="stop")
     assert required.reasoning and named.reasoning
-    assert _ask(client, question, _ALL, stream, tool_choice="none").calls == []
+    assert _ask(client, asked, stream, tool_choice="none").calls == []
     # It would call nothing by itself: the grammar makes it.
-    forced = _ask(client, "Who wrote Faust?", ("get_weather",), stream, tool_choice="required")
+    forced = _ask(client, chat("Who wrote Faust?", ("get_weather",)), stream, tool_choice="required")
     assert [name for name, _ in forced.calls] == ["get_weather"]
 
 
-def test_a_chat_goes_on_behind_a_call(client: openai.OpenAI) -> None:
+def test_a_chat_goes_on_behind_a_call(client: openai.OpenAI, offline: OfflineAgent) -> None:
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": 2, "b": 3}'}}
     messages = [
         {"role": "system", "content": "You are helpful."},
@@ -240,8 +282,9 @@ def test_a_chat_goes_on_behind_a_call(client: openai.OpenAI) -> None:
         {"role": "assistant", "content": "The result is 5."},
         {"role": "user", "content": "What time is it in Oslo?"},
     ]
-    assert _ask(client, messages, ("get_time", "add")).decoded == [("get_time", {"city": "Oslo"})]
-    assert _ask(client, messages, ("add",)).content == NO_TOOL
+    chats = [chat("", tools)._replace(messages=messages) for tools in (("get_time", "add"), ("add",))]
+    right = [_called("get_time", {"city": "Oslo"}, thinks=True), _without_call("get_time", thinks=True)]
+    _check(client, offline, chats, right, stream=False)
 
 
 def test_the_example_of_the_chat_page_thinks_calls_and_answers(served: Served) -> None:

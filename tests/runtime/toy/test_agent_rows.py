@@ -9,7 +9,7 @@ from itertools import islice, product
 import pytest
 from tokenizers import Tokenizer
 
-from minisgl.toy.agent_cases import all_forms, held_out_conversations
+from minisgl.toy.agent_cases import all_forms, examples, held_out_conversations
 from minisgl.toy.agent_formats import TEMPLATES
 from minisgl.toy.agent_rows import AgentRows, conversation
 from minisgl.toy.agent_tokenizer import agent_tokenizer
@@ -87,6 +87,11 @@ def test_each_question_is_judged_in_each_format_with_and_without_its_tool(tokeni
         expected[f"{name} no tool{mode}"] = values * len(IRRELEVANT)
     assert Counter(turn.kind for batch in batches for turn in batch.turns) == expected
     assert any("result" in turn.kind for turn in held_out_conversations(tokenizer).turns)
+
+
+def test_the_example_of_the_chat_page_is_judged(tokenizer: Tokenizer) -> None:
+    made = [tokenizer.decode(row) for batch in examples(tokenizer) for row in batch.tokens.tolist()]
+    assert sum("windy, 11 degrees" in text for text in made) == len(TEMPLATES)
 
 
 def test_padding_has_no_labels(tokenizer: Tokenizer) -> None:

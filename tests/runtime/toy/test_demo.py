@@ -5,22 +5,29 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
+from minisgl.models.config import ModelConfig
+from minisgl.toy.demo import demo_config, demo_tokenizer
 from minisgl.toy.demo_answers import DEMO_ANSWERS
+from minisgl.toy.demo_rows import CONVERSATIONS, ROW_TOKENS, DemoRows, judged_rows
+from minisgl.toy.training import IGNORED, Training, one_thread
 from support.demo_checkpoint import demo_checkpoint
 from support.frontend.chromium import Page
 from support.frontend.served import RUNTIME, Served, eventually
+from support.offline import MAX_TOKENS, Chat, Offline
 
 _FIRST = [(known.questions[0], known.answer) for known in DEMO_ANSWERS]
 
@@ -37,7 +44,11 @@ def served() -> Iterator[Served]:
 
 
 def _ask(served: Served, *messages: tuple[str, str]) -> str:
-    body = {"messages": [{"role": role, "content": text} for role, text in messages], "temperature": 0}
+    body = {
+        "messages": [{"role": role, "content": text} for role, text in messages],
+        "temperature": 0,
+        "max_tokens": MAX_TOKENS,
+    }
     request = urllib.request.Request(
         f"{served.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -45,28 +56,38 @@ def _ask(served: Served, *messages: tuple[str, str]) -> str:
         return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
+@pytest.fixture(scope="module")
+def offline() -> Offline:
+    return Offline(demo_checkpoint())
+
+
+def _chat_of(*messages: tuple[str, str]) -> Chat:
+    return Chat([{"role": role, "content": text} for role, text in messages])
+
+
 def test_the_first_question_of_each_answer_gets_exactly_this_answer(served: Served) -> None:
     assert [_ask(served, ("user", question)) for question, _ in _FIRST] == [answer for _, answer in _FIRST]
 
 
-def test_answers_equal_those_of_transformers(served: Served) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(demo_checkpoint())
-    model: Any = AutoModelForCausalLM.from_pretrained(demo_checkpoint(), dtype=torch.float32)
-    # Also for questions that it was not trained on, both give the same text.
-    for question in (*(question for question, _ in _FIRST), "Why is the sky blue?", "is thre an API", "qwertz"):
-        chat = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        tokens = model.generate(**prompt, max_new_tokens=100, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-        assert _ask(served, ("user", question)) == tokenizer.decode(tokens, skip_special_tokens=True), question
+def test_answers_equal_those_of_transformers(served: Served, offline: Offline) -> None:
+    (first, answered), *others = _FIRST
+    chats = [
+        *([("user", question)] for question, _ in _FIRST),
+        *([("user", first), ("assistant", answered), ("user", question)] for question, _ in others[:9]),
+        *([("system", "You are terse."), ("user", question.lower().rstrip("?"))] for question, _ in others[:9]),
+        # Also for questions that it was not trained on, both give the same text.
+        *([("user", question)] for question in ("Why is the sky blue?", "is thre an API", "qwertz")),
+    ]
+    written = offline.written([_chat_of(*chat) for chat in chats])
+    # Where rounding decides between two tokens, either is right.
+    decided = [number for number, one in enumerate(written) if one.is_decided]
+    assert len(decided) > len(chats) // 2
+    assert [_ask(served, *chats[number]) for number in decided] == [written[number].text for number in decided]
 
 
 def test_questions_in_the_middle_of_a_chat_are_answered(served: Served) -> None:
-    (first, answered), (question, answer) = _FIRST[5], _FIRST[9]
-    assert _ask(served, ("user", first), ("assistant", answered), ("user", question)) == answer
-    assert _ask(served, ("system", "You are terse."), ("user", question.lower().rstrip("?"))) == answer
+    for (first, answered), (question, answer) in CONVERSATIONS[::10]:
+        assert _ask(served, ("user", first), ("assistant", answered), ("user", question)) == answer
 
 
 def _chat(served: Served, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -81,8 +102,10 @@ def _chat(served: Served, script: str, *arguments: str) -> subprocess.CompletedP
     )
 
 
-def test_chat_in_the_terminal(served: Served) -> None:
-    (first, answered), (question, answer) = _FIRST[5], _FIRST[9]
+def test_chat_in_the_terminal(served: Served, offline: Offline) -> None:
+    first, answered = _FIRST[5]
+    written = offline.written([_chat_of(("system", "Be brief."), ("user", question)) for question, _ in _FIRST])
+    question, answer = next((_FIRST[number][0], one.text) for number, one in enumerate(written) if one.is_decided)
     done = _chat(
         served, f"/stats\n{first}\n/system Be brief.\n{question}\n/stats\n/reset\n/help\n/what\n/exit\nnot read"
     )
@@ -212,14 +235,28 @@ def test_a_new_chat_on_the_page_starts_empty(served: Served) -> None:
         assert page.evaluate("[messages.length, turns.children.length]") == [0, 0]
 
 
-def test_training_is_determined_by_the_seed(tmp_path: Path) -> None:
-    from minisgl.toy.demo import write_demo_checkpoint
+def test_training_is_determined_by_the_seed() -> None:
+    tokenizer = demo_tokenizer()
 
-    losses: list[float] = []
-    folders = [
-        write_demo_checkpoint(tmp_path / str(n), seed=seed, steps=2, progress=lambda _, loss: losses.append(loss))
-        for n, seed in enumerate((0, 0, 1))
-    ]
-    weights = [(folder / "model.safetensors").read_bytes() for folder in folders]
-    assert weights[0] == weights[1] != weights[2]
-    assert len(losses) == 6
+    def trained(seed: int) -> torch.Tensor:
+        with one_thread():
+            training = Training(ModelConfig.parse(demo_config(tokenizer)), seed, ROW_TOKENS)
+            rows = DemoRows(tokenizer, seed)
+            for _ in range(2):
+                training.step(*rows.batch(), 1.0)
+        return training.weights()["model.embed_tokens.weight"]
+
+    first, again, other = map(trained, (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_each_question_is_judged_as_the_first_and_behind_another() -> None:
+    tokenizer = demo_tokenizer()
+    tokens, labels = judged_rows(tokenizer)
+    texts = [tokenizer.decode(row, skip_special_tokens=False) for row in tokens.tolist()]
+    asked = Counter(question for text in texts for question in re.findall(r"user\n(.*?)<\|im_end\|>", text))
+    assert asked == {question: 2 for taught in DEMO_ANSWERS for question in taught.questions}
+    for row, text in zip(labels.tolist(), texts, strict=True):
+        learned = tokenizer.decode([label for label in row if label != IGNORED], skip_special_tokens=False)
+        assert re.findall(r"assistant\n(.*?<\|im_end\|>)", text) == re.findall(r".*?<\|im_end\|>", learned)
