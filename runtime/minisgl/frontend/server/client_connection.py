@@ -14,6 +14,8 @@ from typing import Final, TypeVar
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from minisgl.frontend.errors import ApiError
+
 T = TypeVar("T")
 
 _KEY: Final = "minisgl.client"
@@ -28,6 +30,8 @@ class ClientConnection:
         self._flow = cycle.flow
         self._transport = cycle.transport
         self.wait_flushed = wait_flushed
+        self.body_error: ApiError | None = None
+        """Why the rest of the request's body cannot be read."""
 
     def write(self, render: Callable[[T], bytes], output: T) -> bool:
         """Write what `render` makes of the output, a part of the body that is not the last; nothing that was given to
@@ -55,3 +59,11 @@ def client_connection(scope: Scope) -> ClientConnection:
     """Return the connection of a scope that `Connection` made."""
     connection: ClientConnection = scope["extensions"][_KEY]["connection"]
     return connection
+
+
+def body_error(scope: Scope) -> ApiError | None:
+    """Return why the rest of the request's body cannot be read; None: it can. Servers other than `Connection` make
+    scopes without the extension, and end a broken body themselves."""
+    extensions = scope.get("extensions") or {}
+    connection: ClientConnection | None = extensions[_KEY]["connection"] if _KEY in extensions else None
+    return None if connection is None else connection.body_error

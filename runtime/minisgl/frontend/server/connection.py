@@ -1,14 +1,15 @@
 """One HTTP connection: limits that uvicorn's protocol does not have, for clients that are slow, huge or wrong.
 
-It bounds the headers of a request in bytes and time, answers broken HTTP with an error in the format of the API, and
-gives each request its `ClientConnection`.
+It bounds the headers and trailers of a request in bytes, its headers in time, and the requests that a connection may
+send ahead. It answers broken HTTP with an error in the format of the API, and gives each request its
+`ClientConnection`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -24,24 +25,31 @@ HEADER_SECONDS: Final = 10.0
 
 MAX_PIPELINED: Final = 16
 """Requests of one connection that are read while earlier ones wait for their responses."""
+_MAX_UNANSWERED: Final = 256
+"""Requests of one connection that may wait for their responses. More than MAX_PIPELINED arrive in one piece of data."""
 
-_HEADERS_TOO_LARGE: Final = ApiError(
-    431, "headers_too_large", f"the headers exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones"
-)
+_CLOSE: Final = {"connection": "close"}
+"""The rest of the request is not read, so the connection cannot be used again."""
 
 
-class _HeadersTooLarge(Exception):
-    """Stops the parser."""
+class _Rejected(Exception):
+    """Stops the parser; `Connection._parse_error` says why."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits on headers."""
+    """uvicorn's protocol with limits on everything but bodies, which their readers limit."""
 
-    _header_bytes = 0
+    _framing_bytes = 0
+    """Bytes of headers, trailers or a chunk's header that the parser has read since it last passed something on."""
+    _passed_on = False
+    """The data that is being parsed contains a piece of a body, or the end of a request."""
     _header_timer: asyncio.TimerHandle | None = None
     """Runs while the headers of a request are incomplete."""
-    _parse_error = ApiError(400, "invalid_http", "the request is not valid HTTP/1.1")
+    _parse_error: ApiError | None = None
+    """Why a callback stopped the parser; None: the bytes are not HTTP."""
     _unanswered: tuple[RequestResponseCycle, ...] = ()
+    _client: ClientConnection | None = None
+    """Of the last request."""
     url = b""
     _started_at: float | None = None
     """Arrival of the request whose bytes are being read."""
@@ -67,36 +75,66 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._client is not None and self._client.body_error is not None:
+            return
+        self._passed_on = False
         super().data_received(data)
-        if self._header_timer is not None:
-            # A header is handed over when it is complete, so one without end must be counted here.
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self._reject(_HEADERS_TOO_LARGE)
+        # A header is handed over when it is complete, so one without end must be counted here. Where it begins behind
+        # something else, that is not known, and it counts from the next data on.
+        self._framing_bytes = 0 if self._passed_on else self._framing_bytes + len(data)
+        if self._framing_bytes > MAX_HEADER_BYTES:
+            self._reject(_too_large("trailers" if self._header_timer is None else "headers"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._started_at = self.loop.time()
-        self._header_bytes = 0
+        self._framing_bytes = 0
         self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_slow_headers)
 
     def on_headers_complete(self) -> None:
         self._end_headers()
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
-            self._parse_error = _HEADERS_TOO_LARGE
-            raise _HeadersTooLarge
+        size = len(self.url)
+        for name, value in self.headers:
+            size += len(name) + len(value) + 4
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                message = "the only known Transfer-Encoding is chunked; send the body as it is"
+                self._stop_parser(ApiError(501, "unsupported_transfer_encoding", message, headers=_CLOSE))
+        if size > MAX_HEADER_BYTES:
+            self._stop_parser(_too_large("headers"))
+        if len(self._unanswered) >= _MAX_UNANSWERED:
+            self._stop_parser(_invalid_http("too many requests of this connection wait; send fewer ahead"))
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
             # The task of the request has not run yet.
-            self.scope["extensions"] = extension(ClientConnection(self.cycle, self._wait_flushed))
+            self._client = ClientConnection(self.cycle, self._wait_flushed)
+            self.scope["extensions"] = extension(self._client)
             self._unanswered = (*(cycle for cycle in self._unanswered if not cycle.response_complete), self.cycle)
             if 1 < len(self._unanswered) <= MAX_PIPELINED:
                 # The base class stops reading now, and without reading a disconnect goes unnoticed.
                 self.flow.resume_reading()
+        # The scope keeps the list of the headers. Trailers are read and dropped: as headers they would be believed.
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        self._passed_on = True
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        self._passed_on = True
+
+    def on_message_complete(self) -> None:
+        self._passed_on = True
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
+            self._stop_parser(_too_large("trailers"))
+        super().on_message_complete()
+
+    def _stop_parser(self, error: ApiError) -> NoReturn:
+        self._parse_error = error
+        raise _Rejected
 
     def send_400_response(self, msg: str) -> None:
         """Reject what the parser stopped at: the bytes are not HTTP, or a callback of ours raised an exception."""
-        self._reject(self._parse_error)
+        self._reject(self._parse_error or _invalid_http("the request is not valid HTTP/1.1"))
 
     async def _wait_flushed(self) -> None:
         is_lost = self not in self.connections
@@ -120,6 +158,12 @@ class Connection(HttpToolsProtocol):
         self._end_headers()
         if self.transport.is_closing():
             return
+        if self._client is not None and self._is_reading_body():
+            # Its handler responds, and learns of it from the body that it waits for.
+            self._client.body_error = error
+            self.cycle.keep_alive = False
+            self.cycle.message_event.set()
+            return
         if self.cycle is None or self.cycle.response_complete:
             body = error.body()
             lines = [
@@ -135,6 +179,12 @@ class Connection(HttpToolsProtocol):
         # close() never completes if the peer stops reading.
         self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
+    def _is_reading_body(self) -> bool:
+        """True while the only request without a response has not arrived as a whole."""
+        cycle = self.cycle
+        alone = all(one is cycle or one.response_complete for one in self._unanswered)
+        return alone and cycle.scope is self.scope and cycle.more_body and not cycle.response_started
+
     def _record(self, error: ApiError) -> str:
         """Count and log a request that no handler sees. Returns the request id for the response."""
         now = self.loop.time()
@@ -147,3 +197,12 @@ class Connection(HttpToolsProtocol):
         if self._requests is not None:
             self._requests.end(record, now)
         return record.request_id
+
+
+def _too_large(what: str) -> ApiError:
+    message = f"the {what} exceed {MAX_HEADER_BYTES} bytes; send fewer or shorter ones"
+    return ApiError(431, "headers_too_large", message, headers=_CLOSE)
+
+
+def _invalid_http(message: str) -> ApiError:
+    return ApiError(400, "invalid_http", message, headers=_CLOSE)

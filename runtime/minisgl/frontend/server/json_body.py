@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from minisgl.frontend.errors import ApiError, ClientDisconnected
+from minisgl.frontend.server.client_connection import body_error
 
 MAX_NAME: Final = 64
 """Characters of a client's field name or value that an error or a header repeats."""
@@ -18,8 +19,8 @@ T = TypeVar("T")
 
 
 async def read_json_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """Return the body, of up to `limit` bytes. Raises ApiError when it is longer, compressed or not declared as JSON,
-    and ClientDisconnected."""
+    """Return the body, of up to `limit` bytes. Raises ApiError when it is longer, compressed, not declared as JSON, or
+    sent in broken HTTP, and ClientDisconnected."""
     headers = Headers(scope=scope)
     media_type = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
@@ -36,6 +37,8 @@ async def read_json_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
+        if (error := body_error(scope)) is not None:
+            raise error
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         if size > limit:

@@ -155,8 +155,14 @@ def test_a_stream_that_ends_in_an_error(make_stack: MakeStack, lines: Lines) -> 
         (b"GET /v1/models HTTP/1.1\r\nx-request-id: mine\r\ncontent-length: -1\r\n\r\n", 400, "invalid_http", True),
         (b"GET /v1/models HTTP/1.1\r\nx-request-id: mine\r\nhost:", 408, "head_timeout", True),
         (b"\x16\x03\x01\x02\x00", 400, "invalid_http", False),
+        (
+            b"GET /v1/models HTTP/1.1\r\nx-request-id: mine\r\ntransfer-encoding: xchunked\r\n\r\n",
+            501,
+            "unsupported_transfer_encoding",
+            True,
+        ),
     ],
-    ids=["large", "wrong", "late", "no HTTP"],
+    ids=["large", "wrong", "late", "no HTTP", "encoding"],
 )
 def test_requests_rejected_by_the_parser_are_logged_and_counted(
     make_stack: MakeStack,

@@ -60,6 +60,76 @@ def test_the_size_of_headers_is_limited(stack: FrontendStack, request_bytes: byt
     assert talk(stack, request_bytes) == (431, "headers_too_large")
 
 
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"0\r\n" + b"x: %s\r\n" % (b"a" * 40_000) + b"\r\n",
+        b"0\r\n" + b"x: a\r\n" * 10_000 + b"\r\n",
+        b"2\r\n{}\r\n0\r\n" + b"x: a\r\n" * 10_000 + b"\r\n",
+    ],
+    ids=["long", "many", "behind a body"],
+)
+def test_the_size_of_trailers_is_limited(stack: FrontendStack, body: bytes) -> None:
+    assert talk(stack, CHUNKED + body) == (431, "headers_too_large")
+
+
+@pytest.mark.parametrize("begin", [b"0\r\nx: a", b"0\r\n", b"2\r\n{}\r\n0\r\nx: a", b"2;x="], ids=repr)
+@pytest.mark.parametrize("more", [b"a" * 65536, b"b: c\r\n" * 8192], ids=["long", "many"])
+@pytest.mark.parametrize("head", [CHUNKED, CHUNKED.replace(b"POST /v1/completions", b"GET /status")], ids=repr)
+def test_no_port_reads_a_chunked_request_without_end(
+    make_stack: MakeStack, head: bytes, begin: bytes, more: bytes
+) -> None:
+    stack = make_stack(control_port=0)
+    port = stack.server.port if head is CHUNKED else stack.server.control_port
+    sent = 0
+    with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as client, contextlib.suppress(OSError):
+        client.sendall(head + begin)
+        while sent < 64 << 20:
+            client.sendall(more)
+            sent += len(more)
+    assert sent < 64 << 20, "the connection was closed"
+
+
+def test_trailers_are_no_headers(stack: FrontendStack) -> None:
+    stack.scheduler.answer = answer_with(ids("a"))
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    chunks = b"%x\r\n%s\r\n0\r\nx-request-timeout-ms: none\r\n\r\n" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(CHUNKED + chunks)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_the_requests_that_a_connection_sends_ahead_are_limited(stack: FrontendStack) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    first = post(b'{"prompt": "a", "stream": true}')
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(first)
+        assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n" * 2000)
+        with contextlib.suppress(ConnectionResetError):
+            while client.recv(65536):
+                continue
+    assert stack.scheduler.wait_for(Abort)
+    assert 'code="invalid_http"' not in metrics(stack)
+
+
+@pytest.mark.parametrize("value", [b"xchunked", b"gzip", b"gzip, chunked", b"identity"])
+@pytest.mark.parametrize("method", [b"POST /v1/completions", b"GET /health"])
+def test_a_transfer_encoding_other_than_chunked_gets_an_error_response(
+    stack: FrontendStack, method: bytes, value: bytes
+) -> None:
+    request = method + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: " + value + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    assert talk(stack, request) == (501, "unsupported_transfer_encoding")
+
+
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"2\r\n{}}\r\n", b"0\r\nbad trailer\r\n"])
+def test_a_broken_body_gets_an_error_response(stack: FrontendStack, chunk: bytes) -> None:
+    assert talk(stack, CHUNKED + chunk) == (400, "invalid_http")
+
+
 def test_invalid_http_gets_an_error_response(stack: FrontendStack) -> None:
     assert talk(stack, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") == (400, "invalid_http")
     assert talk(stack, b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n") == (400, "invalid_http")
