@@ -43,8 +43,9 @@ from minisgl.wire.text import SamplingDefaults, ServedModel
 _CHAT_PAGE: Final = Path(__file__).parent / "static" / "chat.html"
 
 
-def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
-    """Make an application on top of `tokenizers`, which the caller starts and closes. Raises KeyFileError."""
+def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback: bool) -> ASGIApp:
+    """Make an application on top of `tokenizers`, which the caller starts and closes. `on_loopback`: only this machine
+    can connect. Raises KeyFileError and OriginListError."""
 
     def served_model() -> ServedModel:
         model = tokenizers.model
@@ -128,7 +129,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig) -> ASGIApp:
     ]
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    return with_middleware(_bypass_framework(app, "/metrics", metrics), tokenizers.requests, config)
+    return with_middleware(_bypass_framework(app, "/metrics", metrics), tokenizers.requests, config, on_loopback=on_loopback)
 
 
 def _bypass_framework(app: ASGIApp, path: str, page: ASGIApp) -> ASGIApp:

@@ -75,6 +75,22 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             metavar="LIST",
         ),
     ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        option(
+            "origins whose web pages may send requests, beside the server's own and those of --cors-origins, or *",
+            default="none",
+            metavar="LIST",
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        option(
+            "names in the header Host, beside localhost and IP addresses, or *",
+            default="none if --host is a loopback address, otherwise all",
+            metavar="LIST",
+        ),
+    ] = ()
     admin_port: Annotated[
         Port | None, option("TCP port of the admin API: /abort, /flush_cache, /state", default="no admin API")
     ] = None

@@ -23,6 +23,7 @@ from minisgl.frontend.server.http_server import HttpServer
 from minisgl.frontend.server.listeners import ServerError, bind, bind_all_addresses, bind_same_host
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.watchdog import watch
+from minisgl.frontend.server.web_origins import is_loopback
 from minisgl.frontend.tokenizers import TokenizerPool
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class FrontendServer:
     """Construct, then `run` in the main thread. `stop` and `fail_all` may be called from any thread."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Bind the ports. Raises ServerError, KeyFileError, and TokenizerError with a worker of its own."""
+        """Bind the ports. Raises ServerError, KeyFileError, OriginListError, and TokenizerError with a worker of its own."""
         self._config = config
         listener = bind(config)
         self._worker: Worker | None = None
@@ -60,7 +61,8 @@ class FrontendServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker_error: BaseException | None = None
         shutdown_seconds = math.ceil(config.drain_seconds) + _ABORT_SECONDS
-        self._server = HttpServer(create_app(self._tokenizers, config), listener, shutdown_seconds, self._requests)
+        app = create_app(self._tokenizers, config, on_loopback=is_loopback(listener.getsockname()[0]))
+        self._server = HttpServer(app, listener, shutdown_seconds, self._requests)
         self._admin: HttpServer | None = None
         if config.access.admin_port is not None:
             if config.access.admin_keys is None:

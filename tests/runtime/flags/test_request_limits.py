@@ -28,6 +28,7 @@ def test_every_flag_sets_its_field() -> None:
         *("--queue-timeout", "8", "--request-timeout", "9", "--stall-timeout", "10"),
         *("--max-held-bytes", "11", "--no-continue"),
         *("--api-keys", "a", "--cors-origins", "https://a.example, https://b.example"),
+        *("--allowed-origins", "https://c.example,null", "--allowed-hosts", "d.example"),
         *("--admin-port", "0", "--admin-keys", "b"),
     )
     assert filled(args, RequestLimits()) == RequestLimits(
@@ -43,6 +44,8 @@ def test_every_flag_sets_its_field() -> None:
     assert filled(args, Access()) == Access(
         api_keys="a",
         cors_origins=("https://a.example", "https://b.example"),
+        allowed_origins=("https://c.example", "null"),
+        allowed_hosts=("d.example",),
         admin_port=0,
         admin_keys="b",
     )

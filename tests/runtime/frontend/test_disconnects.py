@@ -26,7 +26,7 @@ def connect(stack: FrontendStack) -> socket.socket:
 
 def post(body: dict[str, Any], path: str = "/v1/chat/completions") -> bytes:
     content = json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(content), content)
+    return b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (path.encode(), len(content), content)
 
 
 def metric(stack: FrontendStack, line: str) -> float:

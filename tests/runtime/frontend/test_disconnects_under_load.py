@@ -75,7 +75,7 @@ async def one_stream(address: tuple[str, int], number: int, leave: random.Random
             "stream": leave.random() < 0.75,
         }
     ).encode()
-    request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     place = leave.choice(("head", "body", "at once", "soon", "headers", "tokens", "end"))
     seen = b""
     if place == "head":
@@ -148,7 +148,7 @@ def test_every_stream_completes_after_sigterm(served: Served) -> None:
             reader, writer = await asyncio.open_connection(*address)
             content = {"prompt": f"{number}", "max_tokens": 100, "ignore_eos": True, "stream": True}
             body = json.dumps(content).encode()
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             seen = await reader.readuntil(b'"text":"')
             begun[number].set()
             seen += await reader.read()

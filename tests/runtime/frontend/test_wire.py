@@ -29,7 +29,7 @@ class RawClient:
     def post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         self._socket.sendall(head.encode() + data)
 
@@ -199,7 +199,7 @@ def test_one_failed_prompt_fails_the_request_and_aborts_the_others(
 
 def test_a_disconnect_during_the_body_has_no_effect(stack: FrontendStack, connect: Callable[[], RawClient]) -> None:
     client = connect()
-    client._socket.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    client._socket.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     client.close()
     assert stack.http.get("/health").status_code == 200
 

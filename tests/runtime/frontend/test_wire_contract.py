@@ -30,7 +30,7 @@ ROLE = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"fi
 def send(stack: FrontendStack, path: str, body: dict[str, Any], headers: str = "") -> socket.socket:
     client = socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}content-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {len(data)}\r\n\r\n"
     client.sendall(head.encode() + data)
     return client
 
@@ -282,7 +282,7 @@ def test_error_bodies(
 
 def test_a_declared_size_above_the_limit_is_rejected_immediately(stack: FrontendStack) -> None:
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n")
         raw = read_until(client, b"}}")
     assert raw.startswith(b"HTTP/1.1 413 ")
     assert raw.endswith(b'"type":"invalid_request_error","param":null,"code":"body_too_large"}}')

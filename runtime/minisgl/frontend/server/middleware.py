@@ -22,6 +22,7 @@ from minisgl.frontend.server.error_body import ANTHROPIC_PATH
 from minisgl.frontend.server.request_record import attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
+from minisgl.frontend.server.web_origins import HostMiddleware, OriginMiddleware
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +34,23 @@ OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/
 """Paths that need no API key: for probes, Prometheus and browsers."""
 
 
-def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConfig) -> ASGIApp:
-    """Wrap `app` in everything that is the same for all paths. Raises KeyFileError."""
+def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConfig, *, on_loopback: bool) -> ASGIApp:
+    """Wrap `app` in everything that is the same for all paths. `on_loopback`: only this machine can connect. Raises
+    KeyFileError and OriginListError."""
+    access = config.access
     app = AdmissionMiddleware(app, requests)
-    if config.access.api_keys is not None:
-        app = ApiKeyMiddleware(app, KeyFile(Path(config.access.api_keys)), OPEN_PATHS)
+    if access.api_keys is not None:
+        app = ApiKeyMiddleware(app, KeyFile(Path(access.api_keys)), OPEN_PATHS)
+    app = OriginMiddleware(app, access.allowed_origins, access.cors_origins)
+    if on_loopback or access.allowed_hosts:
+        app = HostMiddleware(app, access.allowed_hosts)
     app = ErrorMiddleware(app)
-    if config.access.cors_origins:
+    if access.cors_origins:
         # Errors from inside need CORS headers too, and the middleware raises one of its own.
         app = ErrorMiddleware(
             _CorsMiddleware(
                 app,
-                allow_origins=config.access.cors_origins,
+                allow_origins=access.cors_origins,
                 allow_methods=("GET", "POST"),
                 allow_headers=("*",),
                 expose_headers=("x-request-id", "x-ignored-params", "retry-after", "retry-after-ms"),

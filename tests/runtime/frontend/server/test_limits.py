@@ -44,23 +44,23 @@ def talk(stack: FrontendStack, request: bytes) -> tuple[int, str]:
 
 
 def post(body: bytes, headers: bytes = b"") -> bytes:
-    return b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%scontent-length: %d\r\n\r\n%s" % (headers, len(body), body)
+    return b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n%s" % (headers, len(body), body)
 
 
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 40_000 + b"\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: x\r\nx-without-end: " + b"a" * 40_000,
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-long: " + b"a" * 40_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-without-end: " + b"a" * 40_000,
         b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: %s\r\n" % (i, b"a" * 30) for i in range(1000)) + b"\r\n",
-        b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
     ],
 )
 def test_the_size_of_headers_is_limited(stack: FrontendStack, request_bytes: bytes) -> None:
     assert talk(stack, request_bytes) == (431, "headers_too_large")
 
 
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_requests_that_a_connection_sends_ahead_are_limited(stack: FrontendS
 def test_a_transfer_encoding_other_than_chunked_gets_an_error_response(
     stack: FrontendStack, method: bytes, value: bytes
 ) -> None:
-    request = method + b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: " + value + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    request = method + b" HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: " + value + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     assert talk(stack, request) == (501, "unsupported_transfer_encoding")
 
 
@@ -132,7 +132,7 @@ def test_a_broken_body_gets_an_error_response(stack: FrontendStack, chunk: bytes
 
 def test_invalid_http_gets_an_error_response(stack: FrontendStack) -> None:
     assert talk(stack, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") == (400, "invalid_http")
-    assert talk(stack, b"GET /health HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n") == (400, "invalid_http")
+    assert talk(stack, b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n") == (400, "invalid_http")
 
 
 def test_headers_have_a_time_limit(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_each_request_of_a_connection_has_its_own_time_limit(
     # Long enough for the first one to be sent.
     monkeypatch.setattr(connection, "HEADER_SECONDS", 2.0)
     with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea")
+        client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea")
         answer = b""
         while data := client.recv(65536):
             answer += data
@@ -161,7 +161,7 @@ def test_the_body_has_a_time_limit(make_stack: MakeStack) -> None:
 def test_the_size_of_a_body_without_length_is_limited(make_stack: MakeStack) -> None:
     stack = make_stack(max_body_bytes=1000)
     chunk = b"%x\r\n%s\r\n" % (600, b" " * 600)
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     assert talk(stack, head + chunk + chunk) == (413, "body_too_large")
 
 
@@ -246,7 +246,7 @@ def test_a_client_that_does_not_read_the_last_part_is_dropped(
     stack = make_stack(limits=RequestLimits(send_seconds=1.0), socket_fd=narrow_listener())
     serve_long_name(stack, answer_with(ids("a")))
     with narrow_client(stack) as client:
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         eventually(lambda: bool(re.search(r"^minisgl:slow_clients_total\S* 1$", metrics(stack), re.MULTILINE)))
         eventually(lambda: not [record for record in in_flight(stack) if record.path == path])
@@ -259,7 +259,7 @@ def test_the_send_timeout_restarts_for_each_part(make_stack: MakeStack) -> None:
     stack = make_stack(socket_fd=narrow_listener())
     body = b'{"prompt": "%s"}' % (b"a " * 200_000)
     with narrow_client(stack) as client:
-        client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
         answer = client.recv(65536)
         (record,) = [one for one in in_flight(stack) if one.path == "/tokenize"]
         length = answer.index(b"\r\n\r\n") + 4 + int(re.findall(rb"content-length: (\d+)", answer)[0])

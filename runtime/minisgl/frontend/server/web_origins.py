@@ -1,0 +1,116 @@
+"""Protection of the API from web pages that its users visit.
+
+A browser sends requests of any page to any address, also to a server that only this machine can reach. It says in
+`Origin` whose page it is, so requests of other pages are refused. A page may also make its own name resolve to the
+server's address, and then its requests have the same origin. Such a name shows in `Host`, which on a loopback address
+has no reason to be any name but localhost.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minisgl.errors import CodedError
+from minisgl.frontend.errors import ApiError
+
+ANY: Final = "*"
+_NO_ORIGIN: Final = "null"
+"""Sent for pages without an origin, such as local files."""
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+
+
+class OriginListError(CodedError):
+    """The list of allowed origins cannot be used. `code` is stable; the message says what to do next."""
+
+    def __init__(self, origin: str) -> None:
+        problem = f"{origin!r} of --allowed-origins is no origin"
+        super().__init__("invalid_origin", f"{problem}; write SCHEME://HOST[:PORT], such as https://a.example, or *")
+
+
+class OriginMiddleware:
+    """Rejects requests of web pages of other origins, except those that are allowed."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str], cors_origins: Iterable[str] = ()) -> None:
+        """`allowed`, `cors_origins`: origins, or ANY; the latter as browsers send them. Raises OriginListError."""
+        self._app = app
+        self._allowed = {*map(_normal_origin, allowed), *cors_origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError."""
+        headers = Headers(scope=scope)
+        if (origins := headers.getlist("origin")) and ANY not in self._allowed:
+            hosts = headers.getlist("host")
+            for origin in origins:
+                if origin.lower() not in self._allowed and not (len(hosts) == 1 and _is_same(origin, hosts[0])):
+                    message = "web pages of this origin may not use this server; allow the origin with --allowed-origins"
+                    raise _forbidden("origin_not_allowed", message)
+        await self._app(scope, receive, send)
+
+
+class HostMiddleware:
+    """Rejects requests to a name that is neither localhost nor allowed. Addresses are allowed: nobody can make them
+    point elsewhere."""
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        """`allowed`: names, or ANY."""
+        self._app = app
+        self._allowed = {"localhost", *(_name(host) for host in allowed)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ApiError."""
+        # A client without Host is no browser.
+        for host in Headers(scope=scope).getlist("host"):
+            name = _name(host)
+            if name not in self._allowed and ANY not in self._allowed and not _is_address(name):
+                message = "the header Host has a name that is not this server's; allow the name with --allowed-hosts"
+                raise _forbidden("host_not_allowed", message)
+        await self._app(scope, receive, send)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine can connect to an IP address."""
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
+
+
+def _normal_origin(origin: str) -> str:
+    if origin in (ANY, _NO_ORIGIN):
+        return origin
+    scheme, separator, authority = origin.lower().rstrip("/").partition("://")
+    if not scheme or not separator or not authority or "/" in authority:
+        raise OriginListError(origin)
+    return f"{scheme}://{authority.removesuffix(_DEFAULT_PORTS.get(scheme, ''))}"
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Return whether a page of `origin` came from the server that it sends a request to. The scheme may differ, because
+    a proxy ends TLS."""
+    scheme, _, authority = origin.lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    # A page of another scheme is an application's own.
+    return port is not None and authority.removesuffix(port) == host.lower().removesuffix(port)
+
+
+def _name(host: str) -> str:
+    """Return the name or address of `NAME`, `NAME:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return name.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _forbidden(code: str, message: str) -> ApiError:
+    # The body is not read, so the connection cannot be used again.
+    return ApiError(403, code, message, headers={"connection": "close"})
