@@ -129,7 +129,9 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     ]
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    return with_middleware(_bypass_framework(app, "/metrics", metrics), tokenizers.requests, config, on_loopback=on_loopback)
+    return with_middleware(
+        _bypass_framework(app, "/metrics", metrics), tokenizers.requests, config, on_loopback=on_loopback
+    )
 
 
 def _bypass_framework(app: ASGIApp, path: str, page: ASGIApp) -> ASGIApp:

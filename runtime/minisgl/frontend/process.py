@@ -42,7 +42,8 @@ class FrontendServer:
     """Construct, then `run` in the main thread. `stop` and `fail_all` may be called from any thread."""
 
     def __init__(self, config: FrontendConfig) -> None:
-        """Bind the ports. Raises ServerError, KeyFileError, OriginListError, and TokenizerError with a worker of its own."""
+        """Bind the ports. Raises ServerError, KeyFileError, OriginListError, and TokenizerError with a worker of its
+        own."""
         self._config = config
         listener = bind(config)
         self._worker: Worker | None = None

@@ -324,7 +324,13 @@ class Router:
             self._session.open(card)
             names = self._names or (card.name,)
             card = msgspec.structs.replace(card, name=names[0])
-            model = ServedModel(card=card, epoch=epoch, defaults=self.tokenizer.defaults, names=names)
+            model = ServedModel(
+                card=card,
+                epoch=epoch,
+                defaults=self.tokenizer.defaults,
+                names=names,
+                longest_token=self.tokenizer.encoder.longest_token,
+            )
             reason = ""
         self._serving = model is not None
         self._send_to_frontend(

@@ -112,8 +112,8 @@ class _EncoderThread:
         requests = [one for one in taken if isinstance(one, Generate) and one.id in session]
         questions = [one for one in taken if not isinstance(one, Generate)]
         if is_small:
-            return _encode(tokenizer, requests, questions)
-        self._batch = self._pool.submit(_encode, tokenizer, requests, questions)
+            return _encode(tokenizer, session.max_model_len, requests, questions)
+        self._batch = self._pool.submit(_encode, tokenizer, session.max_model_len, requests, questions)
         self._batch.add_done_callback(lambda _: self._wake())
         return None
 
@@ -262,12 +262,14 @@ def _is_small(size: int, message: Generate | Question) -> bool:
     return size <= SMALL_BYTES and not (isinstance(message, Generate) and needs_grammar(message))
 
 
-def _encode(tokenizer: LoadedTokenizer, requests: list[Generate], questions: list[Question]) -> _Results:
+def _encode(
+    tokenizer: LoadedTokenizer, max_model_len: int | None, requests: list[Generate], questions: list[Question]
+) -> _Results:
     """Runs in an encoder thread, or in the loop for a small message."""
     encoded: list[_Encoded] = []
     constraints = AnswerConstraints(tokenizer.answers)
     known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
-    for request, prompt in zip(requests, tokenizer.encoder.encode(requests), strict=True):
+    for request, prompt in zip(requests, tokenizer.encoder.encode(requests, max_model_len), strict=True):
         if isinstance(prompt, PromptError):
             encoded.append(_Encoded(request, prompt))
             continue

@@ -14,10 +14,23 @@ from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, EscapedChat, RenderedChat
 from minisgl.tokenizer.described_tools import with_calls_as_text, with_tools
 from minisgl.tokenizer.errors import PromptError
+from minisgl.tokenizer.longest_token import longest_token
 from minisgl.tokenizer.model_files import ModelFiles
 from minisgl.tokenizer.template_features import TemplateFeatures
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.text import ChatMessage, Decode, Decoded, Describe, Described, Encode, Encoded, Generate, Question
+from minisgl.wire.text import (
+    ChatMessage,
+    Decode,
+    Decoded,
+    Describe,
+    Described,
+    Encode,
+    Encoded,
+    Generate,
+    Question,
+    fewest_tokens,
+    too_long_message,
+)
 
 Prompt: TypeAlias = "array[int]"
 """int32 token ids."""
@@ -38,6 +51,8 @@ class PromptEncoder:
         self._bos_id = None if bos is None else files.tokenizer.token_to_id(bos)
         self._prefix = self._default_prefix(files)
         self._names = TokenBytes(files.tokenizer)
+        self.longest_token = longest_token(files.tokenizer)
+        """As in `ServedModel`."""
 
     @property
     def takes_tools(self) -> bool:
@@ -45,8 +60,9 @@ class PromptEncoder:
         template = self._tool_template or self._template
         return template is not None and template.features.takes_tools
 
-    def encode(self, requests: Sequence[Generate]) -> list[Prompt | PromptError]:
-        """Return the prompt of each request, or its error."""
+    def encode(self, requests: Sequence[Generate], max_model_len: int | None = None) -> list[Prompt | PromptError]:
+        """Return the prompt of each request, or its error. A text that certainly has more than `max_model_len` tokens
+        is not encoded, unless the request cuts its prompt: that takes time and memory for nothing."""
         results: list[Prompt | PromptError | None] = [None] * len(requests)
         texts: dict[int, str] = {}
         # The choices of a request follow each other: their prompt is encoded once.
@@ -58,6 +74,8 @@ class PromptEncoder:
                     results[i] = array("i", request.tokens) or self._finish(request, [])
                     continue
                 chat = self._render(request)
+                if max_model_len is not None and request.truncate_prompt_tokens is None:
+                    self._check_length(chat.text, max_model_len)
                 if chat.marks:
                     results[i] = self._finish(request, self._control.encode(chat))
                 else:
@@ -107,6 +125,10 @@ class PromptEncoder:
             chat_template=None if self._template is None else self._template.source,
             add_bos_token=bool(self._prefix),
         )
+
+    def _check_length(self, text: str, max_model_len: int) -> None:
+        if (tokens := fewest_tokens(text, self.longest_token)) > max_model_len:
+            raise PromptError("context_length_exceeded", too_long_message(max_model_len, tokens))
 
     def _render(self, request: Generate | Encode) -> RenderedChat:
         if request.messages is None:

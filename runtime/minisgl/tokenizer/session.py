@@ -379,6 +379,11 @@ class Session:
             scanner=answer_scanner(generate, self._answers, state),
         )
 
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of the longest sequence; None while no requests are taken."""
+        return None if self._model is None else self._model.max_model_len
+
     def _truncated(self, generate: Generate, prompt: Prompt) -> Prompt:
         """Return the last or first tokens of the prompt, as many as the request wants to keep."""
         assert self._model is not None, "requests are taken only after `open`"

@@ -24,6 +24,10 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _ALPHABET: Final = _byte_level_alphabet()
+BYTE_LEVEL_ALPHABET: Final = frozenset(_ALPHABET)
+"""Tokens of single bytes in byte-level BPE."""
+BYTE_TOKENS: Final = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+"""Tokens of single bytes in vocabularies of characters that fall back to bytes."""
 
 
 class TokenBytes:

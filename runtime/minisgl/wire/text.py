@@ -164,6 +164,18 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0
 
 
+def fewest_tokens(text: str, longest_token: int) -> int:
+    """Return a number of tokens that the text has at least. `longest_token` is that of `ServedModel`."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // longest_token) if longest_token else 0
+
+
+def too_long_message(max_model_len: int, prompt_tokens: int) -> str:
+    """Return the text of `context_length_exceeded` for a prompt that has at least this many tokens. Client libraries
+    look for its first sentence."""
+    limit = f"This model's maximum context length is {max_model_len} tokens."
+    return f"{limit} The prompt has at least {prompt_tokens} tokens: shorten the prompt"
+
+
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The served model, described by the scheduler and by the worker's tokenizer files."""
 
@@ -173,6 +185,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults
     names: tuple[str, ...] = ()
     """Names that requests may use for the model; empty: only the card's name."""
+    longest_token: int = 0
+    """Most bytes of UTF-8 text that one token can stand for; 0: not known."""
 
     @property
     def all_names(self) -> tuple[str, ...]:

@@ -148,7 +148,8 @@ def test_every_stream_completes_after_sigterm(served: Served) -> None:
             reader, writer = await asyncio.open_connection(*address)
             content = {"prompt": f"{number}", "max_tokens": 100, "ignore_eos": True, "stream": True}
             body = json.dumps(content).encode()
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
             seen = await reader.readuntil(b'"text":"')
             begun[number].set()
             seen += await reader.read()

@@ -208,7 +208,7 @@ def test_fail_all_ends_all_requests_with_its_message(make_stack: MakeStack) -> N
 def test_a_request_too_large_for_a_message_fails_alone(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("wire.sockets", "frontend.tokenizers", "router.worker"):
         monkeypatch.setattr(f"minisgl.{module}.MAX_MESSAGE_BYTES", 16_000)
-    stack = make_stack()
+    stack = make_stack(max_model_len=20_000)
     admission = stack.server._tokenizers.requests.admission
     stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
     with stack.http.stream(

@@ -29,7 +29,8 @@ class RawClient:
     def post(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
         data = json.dumps(body).encode()
         head = (
-            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         self._socket.sendall(head.encode() + data)
 

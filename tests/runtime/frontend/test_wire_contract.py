@@ -30,7 +30,8 @@ ROLE = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"fi
 def send(stack: FrontendStack, path: str, body: dict[str, Any], headers: str = "") -> socket.socket:
     client = socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS)
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}"
+    head += f"content-length: {len(data)}\r\n\r\n"
     client.sendall(head.encode() + data)
     return client
 

@@ -25,6 +25,7 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconnected, NotTaken
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
+from minisgl.frontend.generation.prompt_length import check_prompt_lengths
 from minisgl.frontend.generation.request import GenerationRequest, generate_messages
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
 from minisgl.frontend.generation.sampling import outside_vocabulary
@@ -93,6 +94,7 @@ class GenerationEndpoint:
         held = await self._hold(record, receive, body, opening) if self._tokenizers.must_hold else None
         try:
             request = await self._parsed(body)
+            check_prompt_lengths(request, self._tokenizers.model)
             await self._constraints.check(request, was_held=held is not None)
             # Before it is submitted, because a client may prefer that unknown fields are refused.
             ignored = (*request.ignored, *self._outside_vocabulary(request))

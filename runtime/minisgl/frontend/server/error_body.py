@@ -22,7 +22,7 @@ _TYPES: Final = {
     503: "overloaded_error",
 }
 
-_TOO_LONG: Final = re.compile(r"maximum context length is (\d+) tokens. The prompt has (\d+) tokens")
+_TOO_LONG: Final = re.compile(r"maximum context length is (\d+) tokens. The prompt has (?:at least )?(\d+) tokens")
 
 
 def error_body(error: ApiError, path: str, request_id: str) -> bytes:

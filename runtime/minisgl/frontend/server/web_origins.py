@@ -47,7 +47,9 @@ class OriginMiddleware:
             hosts = headers.getlist("host")
             for origin in origins:
                 if origin.lower() not in self._allowed and not (len(hosts) == 1 and _is_same(origin, hosts[0])):
-                    message = "web pages of this origin may not use this server; allow the origin with --allowed-origins"
+                    message = (
+                        "web pages of this origin may not use this server; allow the origin with --allowed-origins"
+                    )
                     raise _forbidden("origin_not_allowed", message)
         await self._app(scope, receive, send)
 

@@ -68,7 +68,7 @@ def test_requests_above_the_waiting_limit_are_rejected(make_stack: MakeStack) ->
 def test_a_request_is_rejected_before_it_is_encoded(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoded for a tokenizer worker: a prompt that is too large would get another error then."""
     monkeypatch.setattr("minisgl.frontend.tokenizers.MAX_MESSAGE_BYTES", 16_000)
-    stack = make_stack(limits=RequestLimits(waiting=1))
+    stack = make_stack(limits=RequestLimits(waiting=1), max_model_len=1 << 20)
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     thread = in_background(stack)
     (submit,) = stack.scheduler.wait_for(Submit)
@@ -77,6 +77,34 @@ def test_a_request_is_rejected_before_it_is_encoded(make_stack: MakeStack, monke
     stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
     thread.join(WAIT_SECONDS)
     assert stack.http.post("/v1/completions", json=large).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a" * 100_000}),
+        ("/v1/completions", {"prompt": ["a", "é" * 50_000]}),
+        ("/v1/completions", {"prompt": [5] * 257}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 50_000}] * 2}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": "a" * 100_000}]}),
+        ("/v1/responses", {"input": "a" * 100_000}),
+        ("/generate", {"text": "a" * 100_000}),
+    ],
+    ids=["text", "list", "tokens", "chat", "Anthropic", "Responses", "native"],
+)
+def test_a_prompt_that_certainly_exceeds_the_context_takes_no_place_in_the_queue(
+    make_stack: MakeStack, path: str, body: dict[str, object]
+) -> None:
+    stack = make_stack(limits=RequestLimits(waiting=1, waiting_tokens=100))
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    thread = in_background(stack)
+    (submit,) = stack.scheduler.wait_for(Submit)
+    refused = stack.http.post(path, json=body)
+    assert refused.status_code == 400
+    assert "context_length_exceeded" in refused.text and "maximum context length is 256 tokens" in refused.text
+    stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+    thread.join(WAIT_SECONDS)
+    assert stack.scheduler.received(Submit) == [submit]
 
 
 def test_a_prompt_that_is_only_scored_leaves_the_queue(make_stack: MakeStack) -> None:

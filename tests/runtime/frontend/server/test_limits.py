@@ -44,7 +44,11 @@ def talk(stack: FrontendStack, request: bytes) -> tuple[int, str]:
 
 
 def post(body: bytes, headers: bytes = b"") -> bytes:
-    return b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n%s" % (headers, len(body), body)
+    return b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n%s" % (
+        headers,
+        len(body),
+        body,
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,10 @@ def test_a_broken_body_gets_an_error_response(stack: FrontendStack, chunk: bytes
 
 def test_invalid_http_gets_an_error_response(stack: FrontendStack) -> None:
     assert talk(stack, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") == (400, "invalid_http")
-    assert talk(stack, b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n") == (400, "invalid_http")
+    assert talk(stack, b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n") == (
+        400,
+        "invalid_http",
+    )
 
 
 def test_headers_have_a_time_limit(stack: FrontendStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +253,8 @@ def test_a_client_that_does_not_read_the_last_part_is_dropped(
     stack = make_stack(limits=RequestLimits(send_seconds=1.0), socket_fd=narrow_listener())
     serve_long_name(stack, answer_with(ids("a")))
     with narrow_client(stack) as client:
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         eventually(lambda: bool(re.search(r"^minisgl:slow_clients_total\S* 1$", metrics(stack), re.MULTILINE)))
         eventually(lambda: not [record for record in in_flight(stack) if record.path == path])
@@ -259,7 +267,9 @@ def test_the_send_timeout_restarts_for_each_part(make_stack: MakeStack) -> None:
     stack = make_stack(socket_fd=narrow_listener())
     body = b'{"prompt": "%s"}' % (b"a " * 200_000)
     with narrow_client(stack) as client:
-        client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+        client.sendall(
+            b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        )
         answer = client.recv(65536)
         (record,) = [one for one in in_flight(stack) if one.path == "/tokenize"]
         length = answer.index(b"\r\n\r\n") + 4 + int(re.findall(rb"content-length: (\d+)", answer)[0])

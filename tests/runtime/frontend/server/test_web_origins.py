@@ -57,7 +57,9 @@ def test_a_name_that_points_to_a_loopback_address_is_refused(stack: FrontendStac
     assert code(stack, host=host, origin=f"http://{host}") == "host_not_allowed"
 
 
-@pytest.mark.parametrize("host", ["localhost", "LocalHost:8000", "localhost.", "10.0.0.1:80", "[::1]:8000", "[fe80::1]"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost:8000", "localhost.", "10.0.0.1:80", "[::1]:8000", "[fe80::1]"]
+)
 def test_localhost_and_addresses_are_no_foreign_names(stack: FrontendStack, host: str) -> None:
     assert code(stack, host=host) == ""
 
