@@ -1,5 +1,5 @@
-"""The tokenizer worker: one loop over its sockets, two threads that encode prompts and answer questions, and two that
-check constraints.
+"""The tokenizer worker: one loop over its sockets, a thread for each size of prompts and questions to encode, and two
+threads that check constraints.
 
 Encoding a long prompt or building a grammar takes far longer than turning a step's tokens into text, so threads do it:
 running answers never wait for a new request. Prompts that arrive while a thread is busy are its next batch. A short
@@ -53,12 +53,13 @@ from minisgl.wire.text import (
 logger = logging.getLogger(__name__)
 
 ENCODE_BATCH: Final = 256
-"""Most requests and questions in a batch, and most bytes of them."""
-ENCODE_BATCH_BYTES: Final = 1 << 20
+"""Most requests and questions in a batch."""
+ENCODE_BATCH_BYTES: Final = 128 << 10
+"""Bytes after which a batch ends: a message that comes next waits for all of it."""
 SMALL_BYTES: Final = 2 << 10
 """A message up to this size is encoded in a quarter of a millisecond."""
-LARGE_BYTES: Final = 256 << 10
-"""Larger messages have a thread of their own: encoding some megabytes takes seconds."""
+ENCODER_BYTES: Final = (16 << 10, 256 << 10, MAX_MESSAGE_BYTES)
+"""Largest message of each encoder thread: encoding some megabytes takes seconds, for which no shorter one waits."""
 
 
 class _Encoded(NamedTuple):
@@ -139,8 +140,7 @@ class Worker:
         self._stopping = False
         self._frontend = Link(self._context, config.frontend_address)
         self._from_frontend: Codec[ToTokenizer] = Codec(ToTokenizer)
-        self._encoder = _EncoderThread("encoder", self._wake)
-        self._large_encoder = _EncoderThread("large-encoder", self._wake)
+        self._encoders = {size: _EncoderThread(f"encoder-{size >> 10}k", self._wake) for size in ENCODER_BYTES}
         self._constraint_checks = ConstraintChecks(self._wake)
         self._router = Router(
             self._context,
@@ -217,7 +217,8 @@ class Worker:
                 self._router.set_requests_wait(message.waits)
 
     def _enqueue(self, size: int, message: Generate | Question) -> None:
-        (self._large_encoder if size > LARGE_BYTES else self._encoder).add(size, message)
+        fitting = next((limit for limit in ENCODER_BYTES if size <= limit), ENCODER_BYTES[-1])
+        self._encoders[fitting].add(size, message)
 
     def _reencode(self, request: Generate) -> None:
         self._enqueue(len(msgspec.msgpack.encode(request)), request)
@@ -225,7 +226,7 @@ class Worker:
     def _exchange_batches(self) -> None:
         """Take the results of the encoder threads, and give idle ones their next batch."""
         tokenizer = self._router.tokenizer
-        for encoder in (self._encoder, self._large_encoder):
+        for encoder in self._encoders.values():
             if (done := encoder.take_results()) is not None:
                 self._on_results(done)
             if tokenizer is not None and (done := encoder.submit_batch(tokenizer, self._session)) is not None:
@@ -247,8 +248,8 @@ class Worker:
                 os.eventfd_write(self._wake_event, 1)
 
     def _close(self) -> None:
-        self._encoder.close()
-        self._large_encoder.close()
+        for encoder in self._encoders.values():
+            encoder.close()
         self._constraint_checks.close()
         self._router.close()
         self._frontend.close()

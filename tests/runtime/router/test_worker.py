@@ -15,7 +15,7 @@ import pytest
 from minisgl.grammar.build import build
 from minisgl.parsing.answer_grammar import answer_grammar
 from minisgl.router.config import LocalEngine, TokenizerConfig
-from minisgl.router.worker import LARGE_BYTES, Worker, run
+from minisgl.router.worker import ENCODER_BYTES, Worker, run
 from minisgl.tokenizer import answer_constraints
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.model_files import hash_tokenizer_files
@@ -137,25 +137,31 @@ def test_requests_follow_the_hello_in_order(stack: Stack, worker: Worker) -> Non
     assert stack.frontend.wait_for_end(requests[-1])[0] == "x"
 
 
+@pytest.mark.parametrize("size", ENCODER_BYTES[:-1])
 def test_a_long_prompt_does_not_delay_other_requests(
-    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, worker: Worker, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     stack.wait_until_served()
+    assert worker._router.tokenizer is not None
+    # The length of a prompt proves nothing: it is encoded in any case.
+    monkeypatch.setattr(worker._router.tokenizer.encoder, "longest_token", 0)
     goes_on = threading.Event()
     encode_texts = PromptEncoder._encode_texts
     encoded: list[list[str]] = []
 
     def slow_for_long_ones(encoder: PromptEncoder, texts: list[str]) -> Any:
         encoded.append(texts)
-        assert max(map(len, texts)) < LARGE_BYTES or goes_on.wait(WAIT_SECONDS)
+        assert max(map(len, texts)) < size or goes_on.wait(WAIT_SECONDS)
         return encode_texts(encoder, texts)
 
     monkeypatch.setattr(PromptEncoder, "_encode_texts", slow_for_long_ones)
-    long = "x" * (LARGE_BYTES + 1)
+    long = "x" * (size + 1)
     first, *others = [stack.frontend.generate(n, long) for n in range(1, 9)]
     another = stack.frontend.generate(9, long + "y")
-    short = stack.frontend.generate(10)
-    assert stack.frontend.wait_for_end(short)[0] == "xyz"
+    # Not alone, so that no loop encodes them at once.
+    shorter = stack.frontend.generate(10, "x" * (size - 1000)), stack.frontend.generate(11)
+    ends = stack.frontend.wait_for_ends(*shorter)
+    assert [ends[one][0] for one in shorter] == ["", "xyz"]
     goes_on.set()
     ends = stack.frontend.wait_for_ends(first, *others, another)
     assert {end.code for _, end in ends.values()} == {"context_length_exceeded"}
