@@ -85,7 +85,15 @@ def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[N
             emit("".join(held))
         elif key in _ARGUMENTS and not has_arguments:
             has_arguments = True
-            yield from arguments(reader, emit if call.has_begun else held.append)
+            take = emit if call.has_begun else held.append
+            try:
+                yield from arguments(reader, take)
+            except NotACall:
+                if call.is_empty and (yield from reader.peek()) != "}":
+                    # There are arguments, but none that can be read: the call must not seem to have none.
+                    reader.at += 1
+                    take(reader.text[reader.at - 1])
+                raise
         elif known is None or key in _OTHER_KEYS:
             yield from json_text.value(reader, _ignore)
         else:
@@ -105,23 +113,27 @@ def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[N
 def arguments(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
     """Pass the arguments at the position to `emit`, as they arrive. Some models write them as a string that contains
     JSON, or null for none. Raises NotACall, Ended."""
-    controls = json_text.ControlCharacters()
+    repair = json_text.Repair()
 
     def take(text: str) -> None:
-        emit(controls.escaped(text))
+        emit(repair.push(text))
 
     first = yield from reader.peek()
-    if first == '"':
-        yield from json_text.string_value(reader, take)
-    elif first in "{[":
-        yield from json_text.value(reader, take)
-    else:
-        scalar: list[str] = []
-        try:
-            yield from json_text.value(reader, scalar.append)
-        finally:
-            if scalar != ["null"]:
-                take("".join(scalar))
+    try:
+        if first in "\"'":
+            yield from json_text.string_value(reader, take)
+        elif first in "{[":
+            yield from json_text.value(reader, take)
+        else:
+            scalar: list[str] = []
+            try:
+                yield from json_text.value(reader, scalar.append)
+            finally:
+                if scalar not in (["null"], ["None"]):
+                    take("".join(scalar))
+    finally:
+        if rest := repair.finish():
+            emit(rest)
 
 
 def _key(reader: Reader) -> Scan[str]:

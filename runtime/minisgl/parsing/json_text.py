@@ -11,61 +11,125 @@ from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
 
 SPACE: Final = " \t\r\n"
 
-_OUTSIDE_STRINGS: Final = re.compile(r"""["{}\[\]]|[^\s\w+\-.,:"{}\[\]]""")
+_OUTSIDE_STRINGS: Final = re.compile(r"""["'{}\[\]]|[^\s\w+\-.,:"'{}\[\]]""")
 """Characters that matter outside of strings: brackets, quotes, and those that no JSON text has there."""
-_INSIDE_STRINGS: Final = re.compile(r'["\\]')
+_INSIDE_STRINGS: Final = {'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")}
+"""Characters that matter within strings that begin with a quote. Models write Python's quotes, too."""
+_BEFORE_STRINGS: Final = "{[,:"
 _SCALAR: Final = re.compile(r"[\w+\-.]*")
-_STRING_PART: Final = re.compile(
-    r"""(?:[^"\\]|\\(?:[^u]|u(?![dD][89abAB])[0-9a-fA-F]{4}"""
-    r"""|u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))))*"""
-)
-"""Whole characters of a string. A surrogate pair is one; a half that has no other half is one too."""
-
-
-_QUOTES: Final = {
-    "": re.compile(r"""["'\\]"""),
-    '"': re.compile(r'["\\\x00-\x1f]'),
-    "'": re.compile(r"['\\\x00-\x1f]"),
+_STRING_PART: Final = {
+    quote: re.compile(
+        rf"""(?:[^{quote}\\]|\\(?:[^u]|u(?![dD][89abAB])[0-9a-fA-F]{{4}}"""
+        r"""|u[dD][89abAB][0-9a-fA-F]{2}(?:\\u[0-9a-fA-F]{4}|(?=[^\\]|\\[^u]))))*"""
+    )
+    for quote in _INSIDE_STRINGS
 }
-"""Characters that matter outside of strings, and within those that begin with a quote."""
+"""Whole characters of a string by its quote. A surrogate pair is one; a half that has no other half is one too."""
+_TOKENS: Final = {
+    "": re.compile(r"""["',]|[^\W\d]\w*"""),
+    '"': re.compile(r'["\\\x00-\x1f]'),
+    "'": re.compile(r"""['"\\\x00-\x1f]"""),
+}
+"""What a repair looks at, outside of strings and within those that begin with a quote."""
+_SPACES: Final = re.compile(f"[{SPACE}]*")
+_WORD_END: Final = re.compile(r"\w*")
+_CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
-class ControlCharacters:
-    """Escapes the raw control characters in strings of a JSON text or Python literal that arrives in pieces. Models
-    write line breaks of files and commands as they are, which no strict reader takes."""
+class Repair:
+    """Writes a JSON text that arrives in pieces as strict readers take it, where it is certain what the model means:
+    raw control characters in strings, a comma before a closing bracket, quotes and constants of Python. Anything else
+    stays as it is."""
 
-    def __init__(self, quotes: str = '"') -> None:
-        """`quotes`: characters that begin a string and end it."""
-        self._quotes = quotes
+    def __init__(self) -> None:
         self._quote = ""
         """That of the string at the end of the text so far; empty: it is outside of strings."""
-        self._is_escaped = False
+        self._comma: list[str] = []
+        """A comma and the spaces behind it: what follows decides whether it stays."""
+        self._held = ""
+        """The beginning of a constant, or a backslash within a string."""
+        self._in_word = False
+        """The text so far ends within a word that is no constant."""
 
-    def escaped(self, text: str) -> str:
+    def push(self, text: str) -> str:
         """Return the next piece of the text."""
+        text, self._held = self._held + text, ""
         pieces: list[str] = []
         begin = at = 0
         while at < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                if text[at] < " ":
-                    # The backslash is meant as it is, like that before a line break in a shell's command.
-                    pieces += [text[begin:at], "\\", escaped(text[at])]
-                    begin = at + 1
-                at += 1
-                continue
-            found = _QUOTES[self._quote].search(text, at)
-            if found is None:
-                break
-            at = found.end()
-            if found[0] < " ":
-                pieces += [text[begin : found.start()], escaped(found[0])]
+            if self._comma:
+                at = _end(_SPACES, text, at)
+                self._comma.append(text[begin:at])
                 begin = at
-            elif found[0] == "\\":
-                self._is_escaped = self._quote != ""
-            elif self._quote or found[0] in self._quotes:
-                self._quote = "" if self._quote else found[0]
+                if at < len(text):
+                    pieces += self._comma[1:] if text[at] in "]}" else self._comma
+                    self._comma = []
+            elif self._in_word:
+                at = _end(_WORD_END, text, at)
+                self._in_word = at == len(text)
+            elif (found := _TOKENS[self._quote].search(text, at)) is None:
+                break
+            else:
+                at = found.end()
+                meant = self._meant(found[0], text, at)
+                if meant is None:
+                    self._held = found[0]
+                    text = text[: found.start()]
+                elif meant != found[0]:
+                    at += found[0] == "\\"
+                    pieces += [text[begin : found.start()], meant]
+                    begin = at
+                elif found[0] == "\\":
+                    at += 1
         return "".join([*pieces, text[begin:]])
+
+    def finish(self) -> str:
+        """Return what is held at the end of the text."""
+        return "".join([*self._comma, _CONSTANTS.get(self._held, self._held)])
+
+    def _meant(self, token: str, text: str, end: int) -> str | None:
+        """Return what a token that ends at this position stands for, a backslash with the character behind it. None:
+        what has not arrived decides."""
+        if not self._quote:
+            if token == ",":
+                self._comma = [token]
+                return ""
+            if token in ("'", '"'):
+                self._quote = token
+                return '"'
+            if end < len(text):
+                return _CONSTANTS.get(token, token)
+            if any(constant.startswith(token) for constant in _CONSTANTS):
+                return None
+            self._in_word = True
+            return token
+        if token == "\\":
+            match text[end : end + 1]:
+                case "":
+                    return None
+                case "'":
+                    return "'"
+                case control if control < " ":
+                    # The backslash is meant as it is, like that before a line break in a shell's command.
+                    return "\\\\" + escaped(control)
+            return token
+        if token == self._quote:
+            self._quote = ""
+            return '"'
+        return escaped(token)
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return the end of what a pattern, which may match nothing, matches at a position."""
+    found = pattern.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def repaired(text: str) -> str:
+    """Return a whole JSON text as `Repair` writes it."""
+    repair = Repair()
+    return repair.push(text) + repair.finish()
 
 
 def escaped(text: str) -> str:
@@ -75,22 +139,22 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=not is_plain)[1:-1]
 
 
-def decoded(raw: str) -> str:
+def decoded(raw: str, quote: str) -> str:
     """Return the text of what stands between the quotes of a JSON string. Raises ValueError."""
-    text: str = json.loads(f'"{raw}"', strict=False)
+    text: str = json.loads(repaired(f"{quote}{raw}{quote}"))
     return text.encode("utf-8", "replace").decode()
 
 
 def string(reader: Reader) -> Scan[str]:
     """Return the text of the string that begins at the position. Raises NotACall, Ended."""
-    yield from reader.expect('"')
+    quote = yield from _quote(reader)
     begin = reader.at
     while True:
-        found = _INSIDE_STRINGS.search(reader.text, reader.at)
+        found = _INSIDE_STRINGS[quote].search(reader.text, reader.at)
         if found is None:
             reader.at = len(reader.text)
             yield from reader.peek()
-        elif found[0] == '"':
+        elif found[0] == quote:
             break
         else:
             reader.at = found.start() + 1
@@ -98,16 +162,25 @@ def string(reader: Reader) -> Scan[str]:
             reader.at += 1
     end, reader.at = found.start(), found.end()
     try:
-        return decoded(reader.text[begin:end])
+        return decoded(reader.text[begin:end], quote)
     except ValueError:
         raise NotACall from None
+
+
+def _quote(reader: Reader) -> Scan[str]:
+    """Skip the quote that begins a string, and return it. Raises NotACall, Ended."""
+    quote = yield from reader.peek()
+    if quote not in _INSIDE_STRINGS:
+        raise NotACall
+    reader.at += 1
+    return quote
 
 
 def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
     """Pass the text of the value at the position to `emit`, as it arrives. It ends before a character that no JSON text
     has. Raises NotACall if no value begins here, and Ended if it is incomplete."""
     first = yield from reader.peek()
-    if first not in '{["':
+    if first not in "{[\"'":
         begin = reader.at
         try:
             scalar = yield from reader.match(_SCALAR)
@@ -119,7 +192,9 @@ def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
         emit(scalar)
         return
     depth = 0
-    in_string = is_escaped = False
+    quote, is_escaped = "", False
+    before = ":"
+    """The last character of earlier pieces that is no space."""
     while True:
         begin, text = reader.at, reader.text
         at, is_complete = begin, False
@@ -128,17 +203,21 @@ def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
                 is_escaped = False
                 at += 1
                 continue
-            found = (_INSIDE_STRINGS if in_string else _OUTSIDE_STRINGS).search(text, at)
+            found = (_INSIDE_STRINGS[quote] if quote else _OUTSIDE_STRINGS).search(text, at)
             if found is None:
                 at = len(text)
                 break
             at = found.end()
             match found[0]:
-                case '"':
-                    in_string = not in_string
-                    is_complete = not in_string and not depth
-                case "\\" if in_string:
+                case "\\" if quote:
                     is_escaped = True
+                case _ if quote:
+                    quote = ""
+                    is_complete = not depth
+                case '"':
+                    quote = '"'
+                case "'" if (_last(text, begin, found.start()) or before) in _BEFORE_STRINGS:
+                    quote = "'"
                 case "{" | "[":
                     depth += 1
                 case "}" | "]":
@@ -147,6 +226,7 @@ def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
                 case _:
                     at = found.start()
                     is_complete = True
+        before = _last(text, begin, at) or before
         reader.at = at
         emit(text[begin:at])
         if is_complete:
@@ -156,16 +236,23 @@ def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
         yield
 
 
+def _last(text: str, begin: int, end: int) -> str:
+    """Return the last character between two positions that is no space; empty: there is none."""
+    while end > begin and text[end - 1] in SPACE:
+        end -= 1
+    return text[end - 1 : end] if end > begin else ""
+
+
 def string_value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
     """Pass the decoded text of the string at the position to `emit`, as it arrives. Raises NotACall, Ended."""
-    yield from reader.expect('"')
+    quote = yield from _quote(reader)
     while True:
-        found = _STRING_PART.match(reader.text, reader.at)
+        found = _STRING_PART[quote].match(reader.text, reader.at)
         assert found is not None, "it matches nothing too"
         reader.at = found.end()
-        emit(_decoded_part(found[0]))
+        emit(_decoded_part(found[0], quote))
         rest = reader.text[reader.at :]
-        if rest.startswith('"'):
+        if rest.startswith(quote):
             reader.at += 1
             return
         if len(rest) >= _LONGEST_ESCAPE:
@@ -178,9 +265,9 @@ def string_value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
 _LONGEST_ESCAPE: Final = len("\\ud83d\\ude00")
 
 
-def _decoded_part(raw: str) -> str:
+def _decoded_part(raw: str, quote: str) -> str:
     try:
-        return decoded(raw)
+        return decoded(raw, quote)
     except ValueError:
         # An escape that JSON does not have.
         return raw

@@ -83,7 +83,8 @@ class Call:
     def __init__(self, output: Output) -> None:
         self._output = output
         self.has_begun = False
-        self._is_empty = True
+        self.is_empty = True
+        """It has no arguments so far."""
 
     def begin(self, name: str) -> None:
         self.has_begun = True
@@ -91,13 +92,13 @@ class Call:
 
     def arguments(self, text: str) -> None:
         """Add to the arguments, which are the text of a JSON object."""
-        if self._is_empty:
+        if self.is_empty:
             text = text.lstrip()
         if text:
-            self._is_empty = False
+            self.is_empty = False
             self._output.arguments(text)
 
     def end(self) -> None:
         """End a complete call. Without arguments they are an empty object."""
-        if self._is_empty:
+        if self.is_empty:
             self.arguments("{}")

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from minisgl.parsing.json_text import ControlCharacters
+from minisgl.parsing.json_text import repaired
 from minisgl.parsing.reader import Ended, Reader, Scan, held_suffix
 
 _ESCAPE: Final = re.compile(
@@ -30,9 +30,22 @@ class Literal(NamedTuple):
 
 
 def python_literal(text: str) -> Literal | None:
-    """Return the literal that the text is, also with raw control characters in its strings; None if it is none, or has
-    no form in JSON."""
-    return _literal(text) or _literal(ControlCharacters("'\"").escaped(text))
+    """Return the literal that the text is, or the JSON value in its place, repaired; None if it is neither, or has no
+    form in JSON."""
+    return _literal(text) or json_value(text)
+
+
+def json_value(text: str) -> Literal | None:
+    """Return the JSON value that the text is, repaired; None if it is none."""
+    text = repaired(text)
+    try:
+        return Literal(json.loads(text, parse_constant=_no_constant), text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _literal(text: str) -> Literal | None:

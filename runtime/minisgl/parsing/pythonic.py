@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Final
 
 from minisgl.parsing.call_sequence import parse_list
-from minisgl.parsing.json_text import SPACE, ControlCharacters, escaped
+from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.python_text import python_literal, string_value
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
@@ -116,17 +115,8 @@ def _expression(reader: Reader, call: Call) -> Scan[str]:
 
 def _json(text: str) -> str:
     """Return the JSON text of a Python literal, or of a JSON value in its place; of anything else, as a string."""
-    if (literal := python_literal(text)) is not None:
-        return literal.text
-    try:
-        json.loads(text, parse_constant=_no_constant, strict=False)
-    except (ValueError, RecursionError):
-        return f'"{escaped(text)}"'
-    return ControlCharacters().escaped(text)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"JSON has no {name}")
+    literal = python_literal(text)
+    return f'"{escaped(text)}"' if literal is None else literal.text
 
 
 def _ignore(text: str) -> None:

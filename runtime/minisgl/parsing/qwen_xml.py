@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from minisgl.parsing.call_sequence import parse_calls
-from minisgl.parsing.json_text import SPACE, ControlCharacters, escaped
+from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.parameter_types import has_type, parameter_types, same
-from minisgl.parsing.python_text import python_literal
+from minisgl.parsing.python_text import json_value, python_literal
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan, held_suffix
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
@@ -245,21 +245,14 @@ def _json(text: str, types: frozenset[str]) -> str:
     others = types - {"string"}
     # A text that was passed on as a string before it was complete is one.
     if others and ("string" not in types or _may_become(text, others)):
-        try:
-            if has_type(json.loads(stripped, parse_constant=_no_constant, strict=False), others):
-                return ControlCharacters().escaped(stripped)
-        except (ValueError, RecursionError):
-            pass
+        if (read := json_value(stripped)) is not None and has_type(read.value, others):
+            return read.text
         for kind in others:
             if stripped.lower() in _LITERALS.get(kind, ()):
                 return "null" if kind == "null" else stripped.lower()
         if (literal := python_literal(stripped)) is not None and has_type(literal.value, others):
             return literal.text
     return f'"{escaped(text)}"'
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"JSON has no {name}")
 
 
 QWEN_XML: Final = ToolFormat("qwen3_coder", (START, FUNCTION), _parse, (END,))

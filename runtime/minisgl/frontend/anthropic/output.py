@@ -1,6 +1,8 @@
 """The content of one message: from deltas to blocks, with the events that they cause.
 
-The blocks of a stream and those of the whole message come from here alike.
+The blocks of a stream and those of the whole message come from here alike. The use of a tool is held until its
+arguments are whole: clients read them only if they are the JSON of an object, and run the tool with those that they
+could read.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from minisgl.frontend.generation.functions import are_object
 from minisgl.frontend.generation.sealed_reasoning import seal
 from minisgl.frontend.server.response_stream import Delta
-from minisgl.wire.text import ToolCallDelta
+from minisgl.wire.text import Finished, ToolCallDelta
 
 Event = dict[str, Any]
 
@@ -43,7 +46,7 @@ class Content:
         for call in delta.tool_calls:
             self._push(_Block("tool_use", call), call.arguments, events)
         if delta.finished is not None:
-            self._close(events)
+            self._close(events, delta.finished)
         return events
 
     def _push(self, block: _Block, piece: str, events: list[Event]) -> None:
@@ -51,27 +54,42 @@ class Content:
         if self._open is None or not self._open.continues_with(block):
             self._close(events)
             self._open = block
-            events.append(self._event("content_block_start", content_block=block.opening()))
+            if block.call is None:
+                events.append(self._event("content_block_start", content_block=block.opening()))
         self._open.pieces.append(piece)
-        if piece and not (self._open.kind == "thinking" and self._thinking_omitted):
+        if self._open.call is None and not (self._open.kind == "thinking" and self._thinking_omitted):
             events.append(self._event("content_block_delta", delta=self._open.delta(piece)))
 
-    def _close(self, events: list[Event]) -> None:
-        block = self._open
+    def _close(self, events: list[Event], end: Finished | None = None) -> None:
+        """Complete the open block. `end`: that of the answer, which may have cut the block off."""
+        block, self._open = self._open, None
         if block is None:
             return
+        text = "".join(block.pieces)
         if block.kind == "thinking":
             # Clients send a block back only with a signature.
-            signature = seal("".join(block.pieces) if self._thinking_omitted else "")
+            signature = seal(text if self._thinking_omitted else "")
             delta = {"type": "signature_delta", "signature": signature}
             events.append(self._event("content_block_delta", delta=delta))
-            thinking = "" if self._thinking_omitted else "".join(block.pieces)
+            thinking = "" if self._thinking_omitted else text
             complete = {"type": "thinking", "thinking": thinking, "signature": signature}
+        elif block.call is None:
+            complete = {"type": "text", "text": text}
+        elif are_object(text):
+            events.append(self._event("content_block_start", content_block=block.opening()))
+            events += [self._event("content_block_delta", delta=block.delta(piece)) for piece in block.pieces if piece]
+            complete = block.opening() | {"input": msgspec.Raw(text.encode())}
+        elif end is not None and (end.reason == "length" or isinstance(end.matched_stop, str)):
+            # No client must act on half of the arguments.
+            return
         else:
-            complete = block.complete()
+            # The model has written no call that could be run as it is.
+            name = msgspec.json.encode(block.call.name).decode()
+            self._push(_Block("text"), f'{{"name": {name}, "arguments": {text}}}', events)
+            self._close(events)
+            return
         events.append(self._event("content_block_stop"))
         self._complete.append(complete)
-        self._open = None
 
     def _event(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "index": len(self._complete), **fields}
@@ -82,37 +100,22 @@ class _Block:
 
     def __init__(self, kind: str, call: ToolCallDelta | None = None) -> None:
         self.kind = kind
+        self.call = call
+        """The beginning of the call, for the use of a tool."""
         self.pieces: list[str] = []
-        self._call = call
 
     def continues_with(self, other: _Block) -> bool:
-        index = None if self._call is None else self._call.index
-        return self.kind == other.kind and index == (None if other._call is None else other._call.index)
+        index = None if self.call is None else self.call.index
+        return self.kind == other.kind and index == (None if other.call is None else other.call.index)
 
     def opening(self) -> dict[str, Any]:
-        if self._call is not None:
-            return {"type": "tool_use", "id": self._call.id, "name": self._call.name, "input": {}}
+        if self.call is not None:
+            return {"type": "tool_use", "id": self.call.id, "name": self.call.name, "input": {}}
         if self.kind == "thinking":
             return {"type": "thinking", "thinking": "", "signature": ""}
         return {"type": "text", "text": ""}
 
     def delta(self, piece: str) -> dict[str, Any]:
-        if self._call is not None:
+        if self.call is not None:
             return {"type": "input_json_delta", "partial_json": piece}
         return {"type": f"{self.kind}_delta", self.kind: piece}
-
-    def complete(self) -> dict[str, Any]:
-        """Return the block of a text or of the use of a tool."""
-        text = "".join(self.pieces)
-        if self._call is None:
-            return {"type": "text", "text": text}
-        return {**self.opening(), "input": _input(text)}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments as an object, empty if a limit cut them off: no client must act on half of them."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -14,6 +14,10 @@ from minisgl.frontend.server.error_body import anthropic_error
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished
 
+_MAX_HELD: Final = 16
+"""Outputs in a row that cause no event, because a call is held, before a ping. The watchdog takes a stream for silent
+only while there is no output."""
+
 _json = msgspec.json.encode
 
 
@@ -92,13 +96,20 @@ class MessagesEvents:
         self._format = format
         self._message = message
         self._content = Content(format.thinking_omitted)
+        self._held = 0
+        """Outputs since the last event."""
 
     @property
     def first(self) -> bytes:
         return _render({"type": "message_start", "message": self._message}) + self.keepalive
 
     def event(self, delta: Delta) -> bytes:
-        return b"".join(map(_render, self._content.add(delta)))
+        events = b"".join(map(_render, self._content.add(delta)))
+        self._held = 0 if events else self._held + 1
+        if self._held < _MAX_HELD:
+            return events
+        self._held = 0
+        return self.keepalive
 
     def text_event(self, text: str) -> bytes:
         return self.event(Delta(0, text, 0, (), None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -44,11 +44,13 @@ def function_definition(function: dict[str, Any], path: str, parameters: str = "
 
 def are_complete(arguments: str) -> bool:
     """Return whether the arguments of a call are whole, which they are not where a stop string cut the call off."""
-    try:
-        msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
+    return _decoded(arguments) is not None
+
+
+def are_object(arguments: str) -> bool:
+    """Return whether the arguments of a call are the JSON text of an object, as strict readers take it."""
+    decoded = _decoded(arguments)
+    return decoded is not None and isinstance(decoded.value, dict)
 
 
 def call_arguments(arguments: str) -> Any:
@@ -56,8 +58,18 @@ def call_arguments(arguments: str) -> Any:
     JSON object, or one that no message can carry, stay text."""
     if not arguments.strip():
         return {}
+    decoded = _decoded(arguments)
+    fits = decoded is not None and isinstance(decoded.value, dict) and fits_message(decoded.value)
+    return decoded.value if decoded is not None and fits else arguments
+
+
+class _Decoded(NamedTuple):
+    value: Any
+
+
+def _decoded(text: str) -> _Decoded | None:
+    """Return the value of a JSON text; None if it is none."""
     try:
-        parsed = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) and fits_message(parsed) else arguments
+        return _Decoded(msgspec.json.decode(text))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None

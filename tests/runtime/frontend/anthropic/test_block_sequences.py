@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from minisgl.frontend.anthropic.responses import MessagesFormat
 from minisgl.frontend.server.response_stream import Delta
+from minisgl.wire.text import ToolCallDelta
 from support.frontend.random_output import outputs, whole
 
 PIECES = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
@@ -76,3 +77,14 @@ def test_the_events_of_any_message_are_the_whole_message(deltas: list[Delta], om
     uses = [block for block in full["content"] if block["type"] == "tool_use"]
     ended_itself = end.reason == "stop" and end.matched_stop is None
     assert (full["stop_reason"] == "tool_use") == (ended_itself and bool(uses))
+
+
+def test_a_stream_is_kept_open_while_a_long_call_is_held() -> None:
+    events = MessagesFormat(max_tokens=9).events("1", "m", [3])
+    pieces = ["", '{"a": "', *["x"] * 40, '"}']
+    sent = [events.event(Delta(0, "", 1, (), None, tool_calls=(piece,))) for piece in _call(pieces)]
+    assert set(sent) == {b"", events.keepalive} and sent.count(events.keepalive) == 2
+
+
+def _call(pieces: list[str]) -> list[ToolCallDelta]:
+    return [ToolCallDelta(0, "" if number else "1", "" if number else "f", text) for number, text in enumerate(pieces)]

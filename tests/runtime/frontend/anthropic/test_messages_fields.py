@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,10 +302,69 @@ def test_invalid_fields_are_named(scripted: ScriptedStack, fields: Any, param: s
     assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
 
 
-def test_a_limit_within_a_call_leaves_no_half_arguments(scripted: ScriptedStack) -> None:
-    scripted.script = answer(calls(0, "f", '{"path": "/'), reason="length", completion_tokens=9)
+def streamed(stack: ScriptedStack, **fields: Any) -> Any:
+    """Return the message that a client makes of a stream."""
+    client = anthropic.Anthropic(base_url=stack.url, api_key="none", max_retries=0)
+    with client.messages.stream(**BODY, **fields) as stream:
+        return json.loads(stream.get_final_message().to_json())
+
+
+def same(message: Any, other: Any) -> bool:
+    """Return whether two messages are equal but for their identifiers."""
+    names = ("content", "stop_reason", "stop_sequence", "usage")
+    return [message[name] for name in names] == [other[name] for name in names]
+
+
+@pytest.mark.parametrize("end", [{"reason": "length"}, {"matched_stop": "###"}], ids=str)
+@pytest.mark.parametrize("arguments", ["", '{"path": "/', '{"path": [1, 2'])
+def test_a_call_that_a_limit_or_a_stop_string_cuts_off_is_left_out(
+    scripted: ScriptedStack, arguments: str, end: Any
+) -> None:
+    scripted.script = answer(says("Yes."), calls(0, "f", arguments), completion_tokens=9, **end)
     message = post(scripted, tools=[TOOL]).json()
-    assert (message["stop_reason"], message["content"][0]["input"]) == ("max_tokens", {})
+    assert message["content"] == [{"type": "text", "text": "Yes."}]
+    assert message["stop_reason"] == ("max_tokens" if "reason" in end else "stop_sequence")
+    assert same(streamed(scripted, tools=[TOOL]), message)
+
+
+def test_a_whole_call_counts_though_the_answer_reached_its_limit(scripted: ScriptedStack) -> None:
+    scripted.script = answer(calls(0, "f", '{"a"', ": 1}"), reason="length", completion_tokens=9)
+    message = post(scripted, tools=[TOOL]).json()
+    assert message["content"] == [{"type": "tool_use", "id": "call_0", "name": "f", "input": {"a": 1}}]
+    assert same(streamed(scripted, tools=[TOOL]), message)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        '{"a": foo}',
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        "[1]",
+        '"s"',
+        "null",
+        '{"a": "\\ud83d"}',
+        '{"a": "\\q"}',
+        '{"a": 1',
+    ],
+)
+def test_arguments_that_are_no_object_of_json_are_text(scripted: ScriptedStack, arguments: str) -> None:
+    """Clients run a tool without arguments, or with some of them, where they cannot read them all."""
+    scripted.script = answer(calls(0, "f", *arguments), calls(1, "f", '{"a": 1}'))
+    message = post(scripted, tools=[TOOL]).json()
+    broken, call = message["content"]
+    assert broken == {"type": "text", "text": f'{{"name": "f", "arguments": {arguments}}}'}
+    assert (call["input"], message["stop_reason"]) == ({"a": 1}, "tool_use")
+    assert same(streamed(scripted, tools=[TOOL]), message)
+    scripted.script = answer(calls(0, "f", arguments))
+    assert post(scripted, tools=[TOOL]).json()["stop_reason"] == "end_turn"
+
+
+def test_arguments_are_passed_on_as_they_were_written(scripted: ScriptedStack) -> None:
+    arguments = '{"a": 1.50, "b": 123456789012345678901234567890, "c": 1E2}'
+    scripted.script = answer(calls(0, "f", arguments))
+    assert f'"input":{arguments}' in post(scripted, tools=[TOOL]).text
 
 
 def test_a_failed_stream_raises_in_the_client(scripted: ScriptedStack) -> None:
