@@ -13,6 +13,7 @@ import msgspec
 from minisgl.frontend.anthropic import schema as anthropic
 from minisgl.frontend.anthropic.bodies import CountTokensBody, MessagesBody
 from minisgl.frontend.generation.constraints import IN_STRUCTURED_OUTPUTS, NAMES, StructuredOutputs
+from minisgl.frontend.generation.media import MEDIA
 from minisgl.frontend.generation.model_names import DEFAULT_MODEL
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import TOKEN_ID
@@ -59,6 +60,7 @@ _LISTS: Final[list[Schema]] = [
     _TOKEN_IDS,
     {**_NOT_EMPTY, "maxItems": MAX_PROMPTS, "items": {"anyOf": [{"type": "string"}, _TOKEN_IDS]}},
 ]
+_MEDIUM: Final[Schema] = {"enum": list(MEDIA)}
 _PROMPT: Final[Schema] = {"anyOf": [{"type": "string"}, *_LISTS]}
 
 
@@ -124,10 +126,20 @@ def _checked_after_decoding() -> dict[str, Schema]:
                     }.items()
                 ),
             ],
+            "allOf": [
+                {
+                    "anyOf": [
+                        _object({"role": {"const": "tool"}}, "role"),
+                        _object({"content": {"items": _object({"type": {"not": _MEDIUM}})}}),
+                    ]
+                }
+            ],
         },
         "ContentPart": {
-            "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-            "required": ["type", "text"],
+            "anyOf": [
+                _object({"type": {"const": "text"}, "text": {"type": "string"}}, "type", "text"),
+                _object({"type": _MEDIUM}, "type"),
+            ]
         },
         "CompletionBody": {
             "properties": {"prompt": _PROMPT},

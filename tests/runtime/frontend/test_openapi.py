@@ -29,11 +29,12 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 # To JSON Schema 1.0 is an integer, to most parsers it is not.
 VALUES = json_values(st.floats(-3, 3).filter(lambda number: not number.is_integer()))
+CHAT_PARTS: list[Any] = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "u"}}, {"type": "a"}]
 MESSAGES = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "boss"]) | VALUES},
+        {"role": st.sampled_from(["user", "assistant", "tool", "boss"]) | VALUES},
         optional={
-            "content": st.just("a") | VALUES,
+            "content": st.just("a") | st.lists(st.sampled_from(CHAT_PARTS), max_size=2) | VALUES,
             "tool_calls": st.just([{"function": {"name": "f", "arguments": "{}"}}]) | VALUES,
             "function_call": VALUES,
         },

@@ -9,6 +9,7 @@ import msgspec
 
 from minisgl.frontend.anthropic.bodies import Block, CountTokensBody, ResultBlock
 from minisgl.frontend.anthropic.context_edits import cleared_messages
+from minisgl.frontend.generation.media import media_note
 from minisgl.frontend.generation.sealed_reasoning import unseal
 from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
 from minisgl.frontend.server.json_values import check_fits
@@ -91,7 +92,7 @@ def _tool_result(block: Block, path: str) -> ChatMessage:
 
 def _result(block: ResultBlock, path: str) -> str:
     if block.type != "tool_reference":
-        return _text(block, path)
+        return media_note(block.type) or _text(block, path)
     if block.tool_name is None:
         raise missing(f"{path}.tool_name")
     # The definitions of all tools are in the prompt, also of those that the client would load later.

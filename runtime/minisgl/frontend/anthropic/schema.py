@@ -8,6 +8,7 @@ from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.anthropic.context_edits import CLEAR_THINKING
 from minisgl.frontend.anthropic.tools import OFFERS
 from minisgl.frontend.generation.functions import FUNCTION_NAME
+from minisgl.frontend.generation.media import MEDIA
 from minisgl.frontend.openai.extra_fields import chat_fields
 
 Schema = dict[str, Any]
@@ -26,11 +27,12 @@ def _content(*blocks: Schema) -> Schema:
 
 _TEXT_BLOCK: Final[Schema] = _object("type", "text", type={"const": "text"}, text=_TEXT)
 _TOOL_REFERENCE: Final[Schema] = _object("type", "tool_name", type={"const": "tool_reference"}, tool_name=_TEXT)
+_MEDIUM: Final[Schema] = _object("type", type={"enum": list(MEDIA)})
 _TOOL_RESULT: Final[Schema] = _object(
     *("type", "tool_use_id"),
     type={"const": "tool_result"},
     tool_use_id=_TEXT,
-    content={"anyOf": [{"type": "null"}, _content(_TEXT_BLOCK, _TOOL_REFERENCE)]},
+    content={"anyOf": [{"type": "null"}, _content(_TEXT_BLOCK, _TOOL_REFERENCE, _MEDIUM)]},
 )
 _TOOL_USE: Final[Schema] = _object(
     *("type", "id", "name", "input"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, cast
 
 from minisgl.frontend.generation.functions import call_arguments
+from minisgl.frontend.generation.media import media_note
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.bodies import CUSTOM_ROLE, ROLES, ContentPart, Message, ToolCall
 from minisgl.frontend.server.json_body import invalid, truncate, unsupported
@@ -37,7 +38,8 @@ def _message(message: Message, path: str) -> ChatMessage:
     calls = [_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())] or None
     content = message.content
     if isinstance(content, list):
-        content = "\n".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(content))
+        is_result = role == "tool"
+        content = "\n".join(_part(part, f"{path}.content[{i}]", is_result) for i, part in enumerate(content))
     if content is None and calls is None and reasoning is None:
         raise invalid(f"{path}.content", "expected a string or a list of text parts")
     return ChatMessage(role, content, message.name, message.tool_call_id, calls, reasoning, custom_role)
@@ -64,7 +66,10 @@ def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
     return {"id": call.id or "", "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 
-def _part(part: ContentPart, path: str) -> str:
+def _part(part: ContentPart, path: str, is_result: bool) -> str:
+    """`is_result`: the part is in the result of a tool."""
+    if is_result and (note := media_note(part.type)) is not None:
+        return note
     if part.type != "text":
         raise unsupported(f"{path}.type", f"only text parts are supported, not {truncate(part.type)!r}")
     if part.text is None:

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from minisgl.frontend.generation.functions import call_arguments
+from minisgl.frontend.generation.media import media_note
 from minisgl.frontend.generation.sealed_reasoning import unseal
 from minisgl.frontend.responses.bodies import InputItem, ItemPart
 from minisgl.frontend.responses.custom_input import ARGUMENT
@@ -74,7 +75,7 @@ class _Conversation:
                 call_id = _given(item.call_id, f"{path}.call_id")
                 if item.output is None:
                     raise missing(f"{path}.output")
-                self.add_message("tool", _text(item.output, f"{path}.output"), call_id)
+                self.add_message("tool", _text(item.output, f"{path}.output", is_result=True), call_id)
             case None:
                 raise missing(f"{path}.type")
             case _ if kind in LEFT_OUT:
@@ -154,13 +155,16 @@ def _join_instructions(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ..
     return (ChatMessage("system", joined), *messages[len(leading) :])
 
 
-def _text(content: str | Sequence[ItemPart], path: str) -> str:
+def _text(content: str | Sequence[ItemPart], path: str, *, is_result: bool = False) -> str:
+    """`is_result`: the content is the result of a tool."""
     if isinstance(content, str):
         return content
-    return "\n".join(_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+    return "\n".join(_part(part, f"{path}[{i}]", is_result) for i, part in enumerate(content))
 
 
-def _part(part: ItemPart, path: str) -> str:
+def _part(part: ItemPart, path: str, is_result: bool) -> str:
+    if is_result and (note := media_note(part.type)) is not None:
+        return note
     if part.type == "refusal":
         return _given(part.refusal, f"{path}.refusal")
     if part.type not in TEXT_PARTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minisgl.frontend.generation.functions import FUNCTION_NAME
+from minisgl.frontend.generation.media import MEDIA
 from minisgl.frontend.openai.extra_fields import chat_fields
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.frontend.responses.items import LEFT_OUT, ROLES, TEXT_PARTS
@@ -21,16 +22,16 @@ def _object(*required: str, **properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-_PARTS: Final[Schema] = {
-    "type": "array",
-    "items": {
-        "anyOf": [
-            _object("type", "text", type={"enum": list(TEXT_PARTS)}, text=_TEXT),
-            _object("type", "refusal", type={"const": "refusal"}, refusal=_TEXT),
-        ]
-    },
-}
-_CONTENT: Final[Schema] = {"anyOf": [_TEXT, _PARTS]}
+def _parts(*kinds: Schema) -> Schema:
+    return {"type": "array", "items": {"anyOf": list(kinds)}}
+
+
+_TEXTS: Final = (
+    _object("type", "text", type={"enum": list(TEXT_PARTS)}, text=_TEXT),
+    _object("type", "refusal", type={"const": "refusal"}, refusal=_TEXT),
+)
+_CONTENT: Final[Schema] = {"anyOf": [_TEXT, _parts(*_TEXTS)]}
+_RESULT: Final[Schema] = {"anyOf": [_TEXT, _parts(*_TEXTS, _object("type", type={"enum": list(MEDIA)}))]}
 _CALL_ID: Final[Schema] = {"call_id": _TEXT}
 _ITEM: Final[Schema] = {
     "anyOf": [
@@ -39,7 +40,7 @@ _ITEM: Final[Schema] = {
             "type",
             type={"const": "reasoning"},
             content={"anyOf": [{"type": "null"}, _CONTENT]},
-            summary={"anyOf": [{"type": "null"}, _PARTS]},
+            summary={"anyOf": [{"type": "null"}, _parts(*_TEXTS)]},
         ),
         _object(
             *("type", "call_id", "name", "arguments"),
@@ -59,7 +60,7 @@ _ITEM: Final[Schema] = {
             *("type", "call_id", "output"),
             type={"enum": ["function_call_output", "custom_tool_call_output"]},
             **_CALL_ID,
-            output=_CONTENT,
+            output=_RESULT,
         ),
         _object("type", type={"enum": list(LEFT_OUT)}),
     ]

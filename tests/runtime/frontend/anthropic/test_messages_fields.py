@@ -223,6 +223,7 @@ def test_the_reason_of_the_end(scripted: ScriptedStack, end: Any, expected: tupl
     assert f'"stop_reason":"{expected[0]}"' in post(scripted, stream=True).text
 
 
+OTHER: Any = {"type": "search_result", "source": "s", "title": "t", "content": []}
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
@@ -238,7 +239,7 @@ IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image
         (
             {
                 "messages": [
-                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}]}
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [OTHER]}]}
                 ]
             },
             "messages[0].content[0].content[0].type",
