@@ -76,7 +76,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Annotated[
         QuantizationChoice | None,
         option(
-            "quantize the weights of a float16 or bfloat16 checkpoint while they are loaded: fp8, with one scale per "
+            "quantize the weights of an unquantized checkpoint while they are loaded: fp8, with one scale per "
             "output channel. Quantized checkpoints need no flag. fp8-block and int4 only with --dummy-weights",
             default="the format of the checkpoint",
         ),

@@ -400,7 +400,7 @@ class EngineSpec(PodSettings):
     device: Literal["auto", "cpu"] = "auto"
     """auto: one GPU for each rank. cpu: no GPUs are requested, and ranks run on CPUs."""
     quantization: Literal["fp8", "fp8-block", "int4"] | None = None
-    """Format in which the weights of a float16 or bfloat16 checkpoint are quantized while they are loaded: fp8, with
+    """Format in which the weights of an unquantized checkpoint are quantized while they are loaded: fp8, with
     one scale per output channel; fp8-block and int4 are for benchmarks with --dummy-weights in args. Default: the
     format of the checkpoint. A checkpoint that is quantized must have the default. What is in use is in
     status.replicaStatuses[].dataTypes."""

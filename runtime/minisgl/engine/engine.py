@@ -76,7 +76,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         raise EngineError(
             "quantization_needs_checkpoint",
             f"--quantization {config.quantization} only makes dummy weights in this format; a checkpoint in it needs "
-            "no flag. To quantize a float16 or bfloat16 checkpoint while it is loaded, use --quantization fp8",
+            "no flag. To quantize a float32, float16 or bfloat16 checkpoint while it is loaded, use --quantization fp8",
         )
     max_model_len = config.max_model_len or model_config.max_model_len
     if max_model_len > model_config.max_model_len:

@@ -31,7 +31,8 @@ def requested_quantization(name: str, found: Quantization | None) -> Quantizatio
         raise ModelError(
             "already_quantized",
             f"--quantization {name}: the checkpoint is quantized already, as {found.name}, which is found without the "
-            f"flag; remove the flag, or use the model's float16 or bfloat16 checkpoint. Supported are {SUPPORTED}",
+            "flag; remove the flag, or use the model's float32, float16 or bfloat16 checkpoint. Supported are "
+            f"{SUPPORTED}",
         )
     return Quantization(format=_REQUESTED[name])
 
@@ -74,7 +75,7 @@ def unsupported_quantization(what: str) -> ModelError:
     return ModelError(
         "quantized_checkpoint",
         f"the checkpoint is quantized in a way that is not supported: {what}; supported are {SUPPORTED}; use such a "
-        "checkpoint, or the model's float16 or bfloat16 one",
+        "checkpoint, or the model's float32, float16 or bfloat16 one",
     )
 
 

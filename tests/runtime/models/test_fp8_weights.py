@@ -255,6 +255,26 @@ def test_weights_quantized_while_loading_are_near_the_original(arch: str, tmp_pa
     assert torch.equal(quantized.head.weight, load(checkpoint).head.weight)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_weights_of_any_type_are_quantized_as_they_are_stored(
+    dtype: Any, tmp_path: Path, stays_fp8: Callable[[bool], None]
+) -> None:
+    """They are rounded once, not to the type of the model before."""
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama", dtype=dtype)
+    files = [load_file(file) for file in checkpoint.glob("*.safetensors")]
+    (stored,) = (file[name] for file in files for name in file if name == "model.layers.0.self_attn.o_proj.weight")
+    assert stored.dtype == getattr(torch, dtype)
+    config = ModelConfig.read(checkpoint, quantization="fp8")
+    scales = stored.float().abs().amax(1, keepdim=True) / 448
+    rounded = (stored.float() / scales).to(torch.float8_e4m3fn).float() * scales
+    stays_fp8(True)
+    kept = load(checkpoint, config=config).layers[0].attention.out.weight
+    assert isinstance(kept, Fp8Weight) and torch.equal(kept.dequantized(), rounded)
+    stays_fp8(False)
+    dense = load(checkpoint, config=config).layers[0].attention.out.weight
+    assert isinstance(dense, torch.Tensor) and torch.allclose(dense, rounded, rtol=1e-6)
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     message = "--quantization fp8: the checkpoint is quantized already, as fp8-block"
     with pytest.raises(ModelError, match=message) as caught:

@@ -339,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--model", default="qwen3-0.6b", help="directory, or a built-in configuration")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--quantization", choices=("fp8",), help="quantize the weights of the model in this format")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--longest", type=int, default=2048, help="prompt plus answer, in tokens")
     parser.add_argument("--max-step-tokens", type=int, default=2048)
@@ -356,6 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows=args.rows,
                 longest=args.longest,
                 max_step_tokens=args.max_step_tokens,
+                quantization=args.quantization,
                 dummy_weights=args.model in BUILTIN_CONFIGS,
             )
         )
