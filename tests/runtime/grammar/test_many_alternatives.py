@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minisgl.grammar import lark
 from minisgl.grammar.build import build
+from minisgl.grammar.compiler import GrammarCompiler
+from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import matching
+from minisgl.grammar.tokenizer import GrammarTokenizer
 from minisgl.grammar.validate import validate
+from minisgl.parsing.answer_grammar import answer_grammar
+from minisgl.parsing.call_grammar import CallableTool
+from minisgl.parsing.call_text import call_text
+from minisgl.parsing.reasoning import ReasoningState
 from minisgl.wire.text import StructuredOutput
+from support.parsing.replay import formats
+from support.tiny_tokenizers import byte_fallback, write_directory
 
 TEXTS = [f"choice number {number}" for number in range(4096)]
 
@@ -53,3 +63,85 @@ def test_a_union_has_20_objects_of_30_optional_properties() -> None:
     expression = lark.json_schema(within(union))
     texts = ['{"a": {"a": {"p29": "x"}}}', '{"a": {"a": {"p30": "x"}}}']
     assert matching(lark.grammar(f"start: {expression}"), texts) == [True, False]
+
+
+def arrays(count: int) -> list[Any]:
+    return [{"type": "array", "items": {"const": number}} for number in range(count)]
+
+
+def told_apart(count: int, first: dict[str, Any]) -> dict[str, Any]:
+    """Return alternatives of 30 optional properties behind a required one, which is the first."""
+
+    def alternative(number: int) -> dict[str, Any]:
+        properties = {name.format(number): schema for name, schema in first.items()} | optional(30)["properties"]
+        kind, value = next(iter(properties.items()))
+        properties[kind] = {"const": number} if value == "number" else value
+        return {"type": "object", "properties": properties, "required": [kind], "additionalProperties": False}
+
+    return {"anyOf": [alternative(number) for number in range(count)]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        within({"anyOf": [within(optional(1000)) for _ in range(4)]}),
+        {"anyOf": arrays(1000)},
+        {"allOf": [optional(1000), {"type": "object"}]},
+        told_apart(200, {"kind": "number"}),
+        told_apart(200, {"kind{}": True}),
+        {
+            "anyOf": [{"type": "array", "items": {"$ref": "#/$defs/wide"}, "maxItems": n} for n in range(400)],
+            "$defs": {"wide": optional(1000)},
+        },
+        {"$defs": {"node": optional(900) | {"properties": {"n": {"$ref": "#/$defs/node"}}}}, "$ref": "#/$defs/node"},
+    ],
+)
+def test_as_many_as_a_mask_can_have_in_time_are_taken(schema: dict[str, Any]) -> None:
+    validate(StructuredOutput("json", json.dumps(schema)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        within({"anyOf": [within(optional(801)) for _ in range(5)]}),
+        {"anyOf": arrays(1001)},
+        {"anyOf": [within({"allOf": [optional(900)]}), *[within(optional(900))] * 3, within({"$ref": "#/$defs/wide"})]}
+        | {"$defs": {"wide": optional(900)}},
+        told_apart(200, {"kind": True}),
+    ],
+)
+def test_more_are_refused_before_anything_is_queued(schema: dict[str, Any]) -> None:
+    with pytest.raises(GrammarError, match="more than 4000 optional properties") as caught:
+        validate(StructuredOutput("json", json.dumps(schema)))
+    assert caught.value.code == "grammar_too_complex"
+
+
+def test_a_grammar_has_at_most_10000_alternatives() -> None:
+    for count in (10_000, 10_002):
+        alternatives = " | ".join(f'"{number:x}"' for number in range(count))
+        constraint = StructuredOutput("grammar", f'root ::= "a: " ({alternatives})')
+        if count <= 10_000:
+            validate(constraint)
+        else:
+            with pytest.raises(GrammarError, match="more than 10000 alternatives"):
+                validate(constraint)
+
+
+def test_a_mask_is_computed_for_many_tokens_that_end_before_many_properties(tmp_path: Path) -> None:
+    """Each token that completes what is before the properties counts all of them again."""
+    tokenizer = byte_fallback()
+    tokenizer.add_tokens(["{" + "\n" * breaks + " " * blanks + '"' for breaks in (0, 1) for blanks in range(1, 30)])
+    vocabulary = GrammarTokenizer(
+        write_directory(tmp_path, tokenizer), vocab_size=tokenizer.get_vocab_size(), eos_token_ids=[2]
+    )
+    constraint = StructuredOutput("json", json.dumps(optional(1000)))
+    assert GrammarCompiler(vocabulary).compile(build(constraint)).error() is None
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "llama3_json", "mistral", "pythonic"])
+def test_required_calls_have_1000_optional_properties_within_others(parser: str) -> None:
+    answers = formats(parser)
+    tools = [CallableTool("f", within(optional(1000)) | {"required": []}, is_strict=True)]
+    text = answer_grammar(answers, ReasoningState.BEHIND, tools=tools, must_call=True)
+    calls = [call_text(answers, [("f", {"a": {name: "x"}})]) for name in ("p999", "p1000")]
+    assert matching(text, calls) == [True, False]

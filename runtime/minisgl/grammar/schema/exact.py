@@ -7,7 +7,8 @@ import msgspec
 from minisgl.grammar.schema.disjoint import with_any_of
 from minisgl.grammar.schema.errors import too_complex, unsupported
 from minisgl.grammar.schema.keys import close_objects
-from minisgl.grammar.schema.limits import MAX_BYTES
+from minisgl.grammar.schema.limits import MAX_BYTES, MAX_OPTIONAL
+from minisgl.grammar.schema.places import optional_at_once
 from minisgl.grammar.schema.productive import circular, endless
 from minisgl.grammar.schema.reader import Reader, Schema
 
@@ -39,6 +40,11 @@ def _read(schema: Schema, *, lenient: bool) -> ExactSchema:
         for name in circular(result):
             path = reader.sources.get(name, ())
             raise unsupported(path, "references lead back to the same schema for the same value")
+        if optional_at_once(result, MAX_OPTIONAL) > MAX_OPTIONAL:
+            problem = f"more than {MAX_OPTIONAL} optional properties may come next at one place, those of alternatives "
+            raise too_complex(
+                (), problem + "together; require properties, or tell alternatives apart by their first one"
+            )
         for name in endless(result):
             raise unsupported(reader.sources.get(name, ()), "references never end, so no finite value is valid")
     size = len(msgspec.json.encode(result))
