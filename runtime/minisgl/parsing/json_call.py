@@ -9,10 +9,11 @@ from minisgl.parsing import json_text
 from minisgl.parsing.call_sequence import parse_calls, parse_list
 from minisgl.parsing.json_text import SPACE
 from minisgl.parsing.output import Call, Output
-from minisgl.parsing.reader import NotACall, Reader, Scan
+from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
 from minisgl.parsing.tool_format import Tools
 
 _ARGUMENTS: Final = ("arguments", "parameters")
+_NONE: Final = (["null"], ["None"])
 _OTHER_KEYS: Final = ("type", "id", "function")
 """Further keys that models write into calls."""
 KEYS: Final = ("name", *_ARGUMENTS, *_OTHER_KEYS)
@@ -84,7 +85,6 @@ def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[N
             call.begin(name)
             emit("".join(held))
         elif key in _ARGUMENTS and not has_arguments:
-            has_arguments = True
             take = emit if call.has_begun else held.append
             try:
                 yield from arguments(reader, take)
@@ -94,14 +94,18 @@ def _object(reader: Reader, call: Call, known: Collection[str] | None) -> Scan[N
                     reader.at += 1
                     take(reader.text[reader.at - 1])
                 raise
+            # A null may precede them under the other name.
+            has_arguments = not call.is_empty or bool(held)
         elif known is None or key in _OTHER_KEYS:
             yield from json_text.value(reader, _ignore)
         else:
             raise NotACall
-        if (yield from reader.skip(SPACE)) == ",":
+        following = yield from reader.skip(SPACE)
+        if following == ",":
             reader.at += 1
             yield from reader.skip(SPACE)
-        elif (yield from reader.peek()) != "}":
+        elif following != "}" and (has_arguments or following not in "\"'"):
+            # A missing comma before the arguments must not cost them.
             raise NotACall
         if (yield from reader.peek()) == "}":
             break
@@ -128,8 +132,12 @@ def arguments(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
             scalar: list[str] = []
             try:
                 yield from json_text.value(reader, scalar.append)
+            except Ended:
+                if scalar not in _NONE:
+                    raise
+                reader.at = len(reader.text)
             finally:
-                if scalar not in (["null"], ["None"]):
+                if scalar not in _NONE:
                     take("".join(scalar))
     finally:
         if rest := repair.finish():

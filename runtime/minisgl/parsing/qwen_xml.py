@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl.parsing import json_call
 from minisgl.parsing.call_sequence import parse_calls
 from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
@@ -105,6 +106,9 @@ def _tag(reader: Reader, begin: str, pattern: re.Pattern[str]) -> Scan[str]:
 def _parameters(reader: Reader, call: Call, schema: Mapping[str, Any]) -> Scan[None]:
     """Pass on all parameters, and skip the end of the function. Raises Ended."""
     before = "{"
+    if (yield from reader.skip(SPACE)) == "{":
+        # Some models write them as JSON in this format, too.
+        yield from _object(reader, call)
     while True:
         yield from reader.skip(SPACE)
         if (yield from reader.skip_text(END_FUNCTION)):
@@ -123,6 +127,17 @@ def _parameters(reader: Reader, call: Call, schema: Mapping[str, Any]) -> Scan[N
     if before != "{":
         call.arguments("}")
     call.end()
+    yield from reader.skip_ends(END_FUNCTION, SPACE)
+
+
+def _object(reader: Reader, call: Call) -> Scan[None]:
+    """Pass on all arguments, which are an object in JSON. Raises Ended."""
+
+    def emit(text: str) -> None:
+        call.arguments(text)
+        reader.commit()
+
+    yield from json_call.arguments(reader, emit)
 
 
 def _value(reader: Reader, call: Call, types: frozenset[str]) -> Scan[None]:

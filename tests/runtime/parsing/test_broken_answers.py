@@ -102,6 +102,35 @@ def test_text_without_tools_and_reasoning_stays_as_it_is(parser: str, pieces: li
     assert replay(formats(parser), pieces=["x", *pieces], tools=None) == Result("", text, [])
 
 
+DAMAGE = (
+    *("{", "}", "[", "]", ",", ":", "'", '"', "\\", "\n", " ", ";", "(", ")", "=", "\x00", "\\ud83d", "\\u12", "```"),
+    *("True", "None", "NaN", "null", "1e999", "<tool_call>", "</tool_call>", "<function=now>", "</function>"),
+    *("<parameter=text>", "</parameter>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>"),
+)
+
+
+@every_format
+def test_damaged_calls_give_the_same_output_in_pieces(name: str) -> None:
+    parser, write = WRITERS[name]
+    rng = random.Random(name)
+    answers = formats(parser)
+    for _ in range(150):
+        text = write(random_answer(rng), rng)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text) + 1)
+            damaged = (
+                text[:at] + rng.choice(DAMAGE) + text[at:],
+                text[:at] + text[at + rng.randint(1, 6) :],
+                text.replace('"', "'", rng.randint(1, 9)),
+                text[:at],
+                text[:at] + text[max(at - rng.randint(1, 20), 0) :],
+            )
+            text = rng.choice(damaged)
+        whole = replay(answers, [text])
+        assert replay(answers, text) == whole, text
+        assert replay(answers, [text[at : at + 3] for at in range(0, len(text), 3)]) == whole, text
+
+
 @pytest.mark.parametrize(
     ("parser", "text"),
     [

@@ -81,6 +81,30 @@ def test_an_apostrophe_within_a_word_begins_no_string() -> None:
     assert found.calls == [("now", '{"a": it')] and found.text.endswith("Done.")
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "read"),
+    [
+        # Without its comma, the rest must not be lost.
+        ("hermes", '<tool_call>{"name": "now" "arguments": {"a": 1}}</tool_call>', '{"a": 1}'),
+        ("llama3_json", '{"name": "now"\n"parameters": {"a": 1}}', '{"a": 1}'),
+        ("hermes", '<tool_call>{"name": "now", "parameters": null, "arguments": {"a": 1}}</tool_call>', '{"a": 1}'),
+        ("hermes", '<tool_call>{"parameters": {"a": 1}, "name": "now", "arguments": null}</tool_call>', '{"a": 1}'),
+        ("mistral", "[TOOL_CALLS]now[ARGS]null", "{}"),
+        ("qwen3_coder", '<tool_call>\n<function=now>{"a": True,}</function>\n</tool_call>', '{"a": true}'),
+        (
+            "qwen3_coder",
+            '<function=now>\n{"a": "</function>"}\n</function></function></tool_call>',
+            '{"a": "</function>"}',
+        ),
+        ("qwen3_coder", "<function=now><parameter=a>\nb\n</parameter></function>\n</function>", '{"a": "b"}'),
+    ],
+)
+def test_arguments_are_found_where_the_syntax_around_them_is_broken(parser: str, text: str, read: str) -> None:
+    found = replay(formats(parser), [text])
+    assert (found.calls, found.text) == ([("now", read)], "")
+    assert replay(formats(parser), text) == found
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
