@@ -171,3 +171,47 @@ def test_a_schema_that_cannot_be_enforced_is_refused(
     response = agent_stack.http.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(param), response.text
+
+
+def arguments_of(stack: FrontendStack, api: str, stream: bool) -> list[Any]:
+    """Return the arguments of the calls in the next answer, as clients of an API read them."""
+    user: Any = [{"role": "user", "content": "Weather?"}]
+    function: Any = {"name": "get_weather", "parameters": SCHEMA}
+    if api == "messages":
+        claude = anthropic.Anthropic(base_url=stack.openai_url.removesuffix("/v1"), api_key="none", max_retries=0)
+        tool: Any = {"name": "get_weather", "input_schema": SCHEMA}
+        request: Any = {"model": "default", "max_tokens": 9000, "messages": user, "tools": [tool]}
+        if stream:
+            with claude.messages.stream(**request) as events:
+                content: Any = events.get_final_message().content
+        else:
+            content = claude.messages.create(**request).content
+        return [block.input for block in content if block.type == "tool_use"]
+    client = openai.OpenAI(base_url=stack.openai_url, api_key="none", max_retries=0)
+    if api == "responses":
+        request = {"model": "default", "input": user, "tools": [{"type": "function", "strict": False} | function]}
+        if stream:
+            with client.responses.stream(**request) as updates:
+                output: Any = updates.get_final_response().output
+        else:
+            output = client.responses.create(**request).output
+        return [json.loads(item.arguments) for item in output if item.type == "function_call"]
+    request = {"model": "default", "messages": user, "tools": [{"type": "function", "function": function}]}
+    if stream:
+        with client.chat.completions.stream(**request) as chunks:
+            message: Any = chunks.get_final_completion().choices[0].message
+    else:
+        message = client.chat.completions.create(**request).choices[0].message
+    return [json.loads(call.function.arguments) for call in message.tool_calls or ()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chats", "responses", "messages"])
+def test_arguments_that_are_not_quite_json_reach_clients_of_all_apis_repaired(
+    agent_stack: FrontendStack, api: str, stream: bool
+) -> None:
+    written = ("{'city': 'Bonn',}", '{"city": "Bonn\n", "now": True}', '{"city": "Bonn", "days": [1, 2,],}')
+    calls = [f'<tool_call>\n{{"name": "get_weather", "arguments": {one}}}\n</tool_call>' for one in written]
+    generates(agent_stack, "\n".join(calls))
+    meant = [{"city": "Bonn"}, {"city": "Bonn\n", "now": True}, {"city": "Bonn", "days": [1, 2]}]
+    assert arguments_of(agent_stack, api, stream) == meant
