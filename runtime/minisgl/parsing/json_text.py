@@ -31,6 +31,7 @@ _TOKENS: Final = {
     "'": re.compile(r"""['"\\\x00-\x1f]"""),
 }
 """What a repair looks at, outside of strings and within those that begin with a quote."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _SPACES: Final = re.compile(f"[{SPACE}]*")
 _WORD_END: Final = re.compile(r"\w*")
 _CONSTANTS: Final = {"True": "true", "False": "false", "None": "null"}
@@ -53,7 +54,10 @@ class Repair:
 
     def push(self, text: str) -> str:
         """Return the next piece of the text."""
-        text, self._held = self._held + text, ""
+        if self._held:
+            text, self._held = self._held + text, ""
+        elif self._quote and _TOKENS[self._quote].search(text) is None:
+            return text
         pieces: list[str] = []
         begin = at = 0
         while at < len(text):
@@ -141,8 +145,13 @@ def escaped(text: str) -> str:
 
 def decoded(raw: str, quote: str) -> str:
     """Return the text of what stands between the quotes of a JSON string. Raises ValueError."""
+    return _loaded(raw, quote).encode("utf-8", "replace").decode()
+
+
+def _loaded(raw: str, quote: str) -> str:
+    """Return the same text, which may have halves of surrogate pairs. Raises ValueError."""
     text: str = json.loads(repaired(f"{quote}{raw}{quote}"))
-    return text.encode("utf-8", "replace").decode()
+    return text
 
 
 def string(reader: Reader) -> Scan[str]:
@@ -226,7 +235,7 @@ def value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:
                 case _:
                     at = found.start()
                     is_complete = True
-        before = _last(text, begin, at) or before
+        before = quote or _last(text, begin, at) or before
         reader.at = at
         emit(text[begin:at])
         if is_complete:
@@ -267,7 +276,8 @@ _LONGEST_ESCAPE: Final = len("\\ud83d\\ude00")
 
 def _decoded_part(raw: str, quote: str) -> str:
     try:
-        return decoded(raw, quote)
+        # A half of a surrogate pair is no character; in the JSON text that the string contains, it can be escaped.
+        return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", _loaded(raw, quote))
     except ValueError:
         # An escape that JSON does not have.
         return raw

@@ -90,6 +90,11 @@ def test_an_apostrophe_within_a_word_begins_no_string() -> None:
         ("hermes", '<tool_call>{"name": "now", "parameters": null, "arguments": {"a": 1}}</tool_call>', '{"a": 1}'),
         ("hermes", '<tool_call>{"parameters": {"a": 1}, "name": "now", "arguments": null}</tool_call>', '{"a": 1}'),
         ("mistral", "[TOOL_CALLS]now[ARGS]null", "{}"),
+        (
+            "hermes",
+            '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\ud83d\\"}"}</tool_call>',
+            '{"a": "\\ud83d"}',
+        ),
         ("qwen3_coder", '<tool_call>\n<function=now>{"a": True,}</function>\n</tool_call>', '{"a": true}'),
         (
             "qwen3_coder",
