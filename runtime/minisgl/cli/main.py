@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from minisgl import logging as log
 from minisgl.cli import (
     bench_comm,
     bench_offline,
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    _open_standard_streams()
     args = build_parser().parse_args(arguments)
     try:
         status: int = args.run(args)
@@ -46,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(args, "logs_errors", False):
             logger.error("%s", error, extra={"code": error.code})
         else:
-            print(f"minisgl: error: {error}", file=sys.stderr)
+            log.write_stderr(f"minisgl: error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -76,6 +79,19 @@ def build_parser() -> Parser:
     _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size")
     _add(commands, "version", version, "print the versions of minisgl, its libraries and the hardware")
     return parser
+
+
+def _open_standard_streams() -> None:
+    """Open standard streams that the caller has closed. A socket would get their numbers otherwise, and then what
+    libraries write to stderr."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    # Python has no object for a stream that was closed at its start.
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 class _Command(Protocol):

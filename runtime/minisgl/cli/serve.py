@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.serve import ServeOptions, serve
+from minisgl.logging import write_stderr
 
 _DEFAULTS: Final = ServeOptions(
     engine=EngineConfig(model=""),
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     sources = args.settings.resolve(args)
     for warning in args.settings.warnings:
-        print(f"minisgl: warning: {warning}", file=sys.stderr)
+        write_stderr(f"minisgl: warning: {warning}")
     other_names = () if args.file is None else _take_manifest(args, sources)
     if args.print_config:
         print(args.settings.render(args, sources) + _attention_comment(args), end="")
@@ -96,7 +96,7 @@ def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[s
     for name, value in manifest.environment.items():
         os.environ.setdefault(name, value)
     for warning in manifest.warnings:
-        print(f"minisgl: warning: {args.file}: {warning}", file=sys.stderr)
+        write_stderr(f"minisgl: warning: {args.file}: {warning}")
     if args.model is None:
         args.settings.usage_error(
             f"{args.file}: its model is not on the Hub; give its directory: minisgl serve DIR -f FILE"

@@ -93,7 +93,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     constraints = ConstraintCheck(tokenizers)
     tokenization = TokenizationEndpoints(tokenizers, config)
     information = InformationEndpoints(tokenizers)
-    metrics = MetricsPage(tokenizers.requests)
+    metrics = MetricsPage(tokenizers.requests, config.lost_lines_fd)
     # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.router.routes += [

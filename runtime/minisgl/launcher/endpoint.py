@@ -109,8 +109,10 @@ def endpoint_groups(
         )
         for number in range(max(options.endpoint.tokenizers, 1))
     ]
+    lost_lines = log.lost_lines.share()
     config = FrontendConfig(
         socket_fd=listener,
+        lost_lines_fd=lost_lines,
         tokenizer_addresses=tuple(tokenizer.frontend_address for tokenizer in tokenizers),
         tokenizer=None if options.endpoint.tokenizers else tokenizers[0],
         drain_seconds=options.drain_timeout,
@@ -130,7 +132,7 @@ def endpoint_groups(
             name="frontend",
             target="minisgl.launcher.roles:frontend",
             config=config,
-            descriptors=(listener,),
+            descriptors=(listener, lost_lines),
             drains=True,
             preload=("minisgl.frontend.process",),
         )

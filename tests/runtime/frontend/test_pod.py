@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -238,6 +239,42 @@ class InThread:
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
         self.pods.close()
+
+
+@pytest.fixture(scope="module")
+def limited_frontend() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Process and URL of a frontend whose log cannot be written."""
+    port = free_port()
+    flags = ("--host", "127.0.0.1", "--port", str(port), "--control-port", "0", "--scheduler-port", str(free_port()))
+    command = [sys.executable, "-m", "minisgl", "frontend", "--engines", "127.0.0.2", *flags, "--leave-timeout", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "runtime")}
+    limited = ["/bin/sh", "-c", 'exec "$@" 2>/dev/full', "sh", *command]
+    with subprocess.Popen(limited, env=environment) as popen:
+        try:
+            yield popen, f"http://127.0.0.1:{port}"
+        finally:
+            popen.kill()
+
+
+def test_a_frontend_serves_although_its_log_cannot_be_written(
+    limited_frontend: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    popen, url = limited_frontend
+    eventually(lambda: popen.poll() is not None or _lost_lines(url) > 0, 180)
+    assert popen.poll() is None, "the launcher exited"
+    # The access log of this request is lost, too.
+    lost = _lost_lines(url)
+    httpx.get(f"{url}/v1/nothing", timeout=WAIT_SECONDS)
+    eventually(lambda: _lost_lines(url) > lost)
+
+
+def _lost_lines(url: str) -> float:
+    """Number that /metrics reports; 0 before the server listens."""
+    try:
+        page = httpx.get(f"{url}/metrics", timeout=WAIT_SECONDS).text
+    except httpx.TransportError:
+        return 0
+    return float(re.search(r"^minisgl:log_lines_lost_total\S* (\S+)$", page, re.MULTILINE)[1])  # type: ignore[index]
 
 
 def test_drain_by_http_keeps_running_requests(tmp_path: Path) -> None:

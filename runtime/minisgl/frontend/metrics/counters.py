@@ -75,6 +75,7 @@ class FrontendMetrics:
             ITL_EDGES,
         )
         self.slow_clients = Total("minisgl:slow_clients_total", "Connections dropped because the client did not read.")
+        self.lost_lines = Total("minisgl:log_lines_lost_total", "Log lines that could not be written to stderr.")
         self.disconnects = LabelledTotal("minisgl:disconnects_total", "Clients that disconnected early.", "phase")
         self.timeouts = LabelledTotal("minisgl:timeouts_total", "Requests that exceeded a time limit.", "kind")
         self.failed = LabelledTotal("minisgl:request_errors_total", "Requests that ended in an error.", "code")
