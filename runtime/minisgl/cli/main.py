@@ -30,6 +30,7 @@ from minisgl.cli import (
     serve,
     version,
 )
+from minisgl.cli.open_files import raise_limit
 from minisgl.errors import CodedError
 from minisgl.flags.arguments import Parser
 from minisgl.version import __version__
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_streams()
+    raise_limit()
     args = build_parser().parse_args(arguments)
     try:
         status: int = args.run(args)

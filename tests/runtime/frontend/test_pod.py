@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -243,12 +245,12 @@ class InThread:
 
 @pytest.fixture(scope="module")
 def limited_frontend() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Process and URL of a frontend whose log cannot be written."""
+    """Process and URL of a frontend whose log cannot be written, and that was started with few open files."""
     port = free_port()
     flags = ("--host", "127.0.0.1", "--port", str(port), "--control-port", "0", "--scheduler-port", str(free_port()))
     command = [sys.executable, "-m", "minisgl", "frontend", "--engines", "127.0.0.2", *flags, "--leave-timeout", "1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "runtime")}
-    limited = ["/bin/sh", "-c", 'exec "$@" 2>/dev/full', "sh", *command]
+    limited = ["/bin/sh", "-c", 'ulimit -Sn 256; exec "$@" 2>/dev/full', "sh", *command]
     with subprocess.Popen(limited, env=environment) as popen:
         try:
             yield popen, f"http://127.0.0.1:{port}"
@@ -266,6 +268,19 @@ def test_a_frontend_serves_although_its_log_cannot_be_written(
     lost = _lost_lines(url)
     httpx.get(f"{url}/v1/nothing", timeout=WAIT_SECONDS)
     eventually(lambda: _lost_lines(url) > lost)
+
+
+def test_idle_connections_beyond_the_soft_limit_of_open_files_shut_nobody_out(
+    limited_frontend: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    popen, url = limited_frontend
+    eventually(lambda: popen.poll() is not None or _lost_lines(url) > 0, 180)
+    port = httpx.URL(url).port
+    assert port is not None
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_SECONDS))
+        assert httpx.get(f"{url}/health", timeout=WAIT_SECONDS).status_code in (200, 503)
 
 
 def _lost_lines(url: str) -> float:

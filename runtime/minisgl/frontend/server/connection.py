@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.client_connection import ClientConnection, extension
+from minisgl.frontend.server.open_files import OpenFiles
 from minisgl.frontend.server.request_record import new_record
 from minisgl.frontend.server.request_tracker import RequestTracker
 
@@ -54,13 +55,17 @@ class Connection(HttpToolsProtocol):
     _started_at: float | None = None
     """Arrival of the request whose bytes are being read."""
 
-    def __init__(self, *args: Any, requests: RequestTracker | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, requests: RequestTracker | None = None, open_files: OpenFiles, **kwargs: Any
+    ) -> None:
         """`requests`: records the requests that are rejected here; None: they are not recorded."""
         super().__init__(*args, **kwargs)
         self._requests = requests
+        self._open_files = open_files
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._open_files.watch(transport.get_extra_info("socket").fileno())
         # A connection that never sends a request is as idle as one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 

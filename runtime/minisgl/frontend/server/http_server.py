@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from minisgl.frontend.server.connection import Connection
 from minisgl.frontend.server.listeners import BACKLOG
+from minisgl.frontend.server.open_files import OpenFiles
 from minisgl.frontend.server.request_tracker import RequestTracker
 
 KEEP_ALIVE_SECONDS: Final = 125
@@ -30,7 +31,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(Connection, requests=requests),  # type: ignore[arg-type]
+                http=partial(Connection, requests=requests, open_files=OpenFiles()),  # type: ignore[arg-type]
                 loop="none",
                 ws="none",
                 lifespan="off",
