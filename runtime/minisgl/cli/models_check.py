@@ -52,22 +52,19 @@ def _cpu_memory(report: CheckpointReport) -> str:
 
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:
-    """Add findings about the tokenizer files, which are loaded as a tokenizer worker does, unless they are known to be
+    """Add findings about the tokenizer files, which are tried as at a server's start, unless they are known to be
     missing or malformed."""
     from minisgl.hub.check import Finding
-    from minisgl.tokenizer.chat_template import ChatTemplate
-    from minisgl.tokenizer.errors import PromptError, TokenizerError
-    from minisgl.tokenizer.model_files import load_model_files
-    from minisgl.wire.text import ChatMessage
+    from minisgl.tokenizer.errors import TokenizerError
+    from minisgl.tokenizer.trial import try_files
 
     if {problem.code for problem in report.problems} & {"model_not_found", "no_tokenizer", "malformed_json"}:
         return
     try:
-        files = load_model_files(directory)
-        if files.chat_template is not None:
-            ChatTemplate(files.chat_template, files.special_tokens).render([ChatMessage("user", "Hello")])
+        template_error = try_files(directory)
     except TokenizerError as error:
         report.problems.append(Finding(error.code, str(error)))
-    except PromptError as error:
-        message = f"the chat template fails, so /v1/chat/completions does not work: {error}"
-        report.notes.append(Finding(error.code, message))
+        return
+    if template_error is not None:
+        message = f"the chat template fails, so /v1/chat/completions does not work: {template_error}"
+        report.notes.append(Finding(template_error.code, message))

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +22,9 @@ from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
 from minisgl.launcher.ranks import WorkerRankConfig, checkpoint_grammars, start_engine, start_rank0
 from minisgl.wire.messages import ModelCard
+
+if TYPE_CHECKING:
+    from minisgl.router.config import TokenizerConfig
 
 _PHASES: Final = {"meet": "rendezvous", "load": "weights", "pool": "KV pool", "capture": "CUDA graphs"}
 
@@ -88,7 +91,9 @@ def tokenizer(raw: msgspec.Raw, control: Control) -> None:
     from minisgl.router import worker
     from minisgl.router.config import TokenizerConfig
 
-    worker.run(msgspec.json.decode(raw, type=TokenizerConfig), control.ready)
+    config = msgspec.json.decode(raw, type=TokenizerConfig)
+    _try_local_files(config)
+    worker.run(config, control.ready)
 
 
 def frontend(raw: msgspec.Raw, control: Control) -> None:
@@ -96,7 +101,10 @@ def frontend(raw: msgspec.Raw, control: Control) -> None:
     from minisgl.frontend.config import FrontendConfig
     from minisgl.frontend.process import FrontendServer
 
-    server = FrontendServer(msgspec.json.decode(raw, type=FrontendConfig))
+    config = msgspec.json.decode(raw, type=FrontendConfig)
+    if config.tokenizer is not None:
+        _try_local_files(config.tokenizer)
+    server = FrontendServer(config)
 
     def fail(message: str) -> None:
         server.fail_all(message)
@@ -111,6 +119,15 @@ def frontend(raw: msgspec.Raw, control: Control) -> None:
     )
     control.on_gave_up(fail)
     server.run(lambda port: control.ready())
+
+
+def _try_local_files(config: TokenizerConfig) -> None:
+    """Raises TokenizerError. The only other thread waits for the launcher."""
+    from minisgl.router.config import LocalEngine
+    from minisgl.tokenizer.trial import try_files
+
+    if isinstance(config.engines, LocalEngine):
+        try_files(config.engines.model, fork=True)
 
 
 class EngineProgress:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from minisgl.layers.quantization import TensorSpec
 from minisgl.models.config import read_json
@@ -15,12 +17,28 @@ from minisgl.models.errors import ModelError
 from minisgl.models.quantization_fields import unsupported_quantization
 
 _AGAIN: Final = "download the file again"
-_MAX_HEADER: Final = 100_000_000
-"""Limit of the format; a larger length field means that the file is not safetensors."""
+_MAX_HEADER: Final = 32 << 20
+"""Longest header of a file in bytes, of a quarter of a million tensors. The format allows three times as much."""
 SERVED_WEIGHTS: Final = "model*.safetensors"
 """Names that Hugging Face's libraries give to weight files."""
 _ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "I64": 8}
 """Element types that can be loaded, for weights or as parts of quantized ones."""
+
+
+_Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    """Entry of a header for one tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[_Offset, ...], Meta(max_length=8)]
+    data_offsets: tuple[_Offset, _Offset]
+    """Of its first byte and behind its last one, from the end of the header."""
+
+
+_header_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_entry_decoder: Final = msgspec.json.Decoder(_Entry)
 
 
 class StoredTensor(NamedTuple):
@@ -97,7 +115,7 @@ def _weight_files(directory: Path) -> list[Path]:
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelError(
-                "missing_file", f"{index.name} names {', '.join(missing)}, not in {directory}; download it"
+                "missing_file", f"{index.name} names {', '.join(missing[:10]):.500}, not in {directory}; download it"
             )
         return files
     if (directory / "model.safetensors").is_file():
@@ -121,23 +139,29 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER):
                 raise ModelError("corrupt_checkpoint", f"{file} is cut off or not a safetensors file; {_AGAIN}")
-            header: Any = json.loads(stream.read(length))
+            header = _header_decoder.decode(stream.read(length))
+        header.pop("__metadata__", None)
         tensors = {}
-        end = 0
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            shape = tuple(int(n) for n in entry["shape"])
-            first, last = entry["data_offsets"]
-            stored = StoredTensor(file, entry["dtype"], shape, (8 + length + first, 8 + length + last))
-            if stored.dtype in _ITEM_BYTES and last - first != stored.bytes_of(math.prod(shape)):
-                raise ModelError("corrupt_checkpoint", f"{file}: size and shape of {name} disagree; {_AGAIN}")
+        for name, raw in header.items():
+            entry = _entry_decoder.decode(raw)
+            first, last = entry.data_offsets
+            stored = StoredTensor(file, entry.dtype, entry.shape, (8 + length + first, 8 + length + last))
+            if stored.dtype in _ITEM_BYTES and last - first != stored.bytes_of(math.prod(entry.shape)):
+                raise ModelError("corrupt_checkpoint", f"{file}: size and shape of {name:.200} disagree; {_AGAIN}")
             if 8 + length + last > size:
-                raise ModelError("corrupt_checkpoint", f"{file} is cut off within tensor {name}; {_AGAIN}")
+                raise ModelError("corrupt_checkpoint", f"{file} is cut off within tensor {name:.200}; {_AGAIN}")
             tensors[name] = stored
-            end = max(end, last)
-        if 8 + length + end != size:
+        end = 8 + length
+        # In the order of the file each tensor begins where the one before it ends, as the format says.
+        for name, stored in sorted(tensors.items(), key=lambda item: item[1].place):
+            first, last = stored.place
+            if first != end or last < first:
+                raise ModelError(
+                    "corrupt_checkpoint", f"{file}: tensor {name:.200} overlaps another or leaves a gap; {_AGAIN}"
+                )
+            end = last
+        if end != size:
             raise ModelError("corrupt_checkpoint", f"{file} is longer than its header says; {_AGAIN}")
         return tensors
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (msgspec.MsgspecError, RecursionError, ValueError, OSError) as error:
         raise ModelError("corrupt_checkpoint", f"{file}: its header cannot be read ({error}); {_AGAIN}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from minisgl.config import Device, DType
+from minisgl.json_file import read_json_object
 from minisgl.layers.quantization import Quantization
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.errors import ModelError
@@ -37,6 +37,13 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
 }
+
+
+_MAX_LAYERS: Final = 1024
+_MAX_EXPERTS: Final = 1 << 16
+"""Experts of all layers. Together with the layers they decide how many tensors a model has."""
+_MAX_HEADS: Final = 1 << 14
+_MAX_POSITIONS: Final = 1 << 24
 
 
 class _Architecture(NamedTuple):
@@ -206,12 +213,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if config.get("quantization_config") is None and modelopt.is_file():
             refuse_modelopt(read_json(modelopt))
         generation = folder / "generation_config.json"
-        return ModelConfig.parse(
-            config,
-            read_json(generation) if generation.is_file() else None,
-            overrides,
-            quantization,
-        )
+        settings = read_json(generation) if generation.is_file() else None
+        try:
+            parsed = ModelConfig.parse(config, settings, overrides, quantization)
+            longest = parsed.max_model_len
+        except ArithmeticError as error:
+            raise ModelError(
+                "invalid_config", f"config.json: its numbers are out of range ({error}); download the file again"
+            ) from error
+        if longest > _MAX_POSITIONS:
+            raise ModelError(
+                "invalid_config", f"config.json: sequences of {longest} tokens; at most {_MAX_POSITIONS} are supported"
+            )
+        return parsed
 
     @staticmethod
     def parse(
@@ -230,14 +244,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             stored = requested_quantization(quantization, stored)
         fields = Fields(config)
         hidden = fields.count("hidden_size")
-        heads = fields.count("num_attention_heads")
+        heads = fields.count("num_attention_heads", most=_MAX_HEADS)
         kv_heads = fields.count("num_key_value_heads", default=heads)
         if heads % kv_heads:
             raise ModelError(
                 "invalid_config", f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads"
             )
-        layers = fields.count("num_hidden_layers")
-        max_position = fields.count("max_position_embeddings")
+        layers = fields.count("num_hidden_layers", most=_MAX_LAYERS)
+        max_position = fields.count("max_position_embeddings", most=_MAX_POSITIONS)
         attention_bias = fields.flag("attention_bias") and architecture.optional_bias
         window, every_layer = _sliding_window(config, architecture, layers)
         head_dim = fields.count("head_dim", default=128 if name == "Qwen3ForCausalLM" else hidden // heads)
@@ -274,24 +288,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ModelError when the file is not one."""
     try:
-        content = json.loads(path.read_bytes())
+        return read_json_object(path)
     except (ValueError, OSError) as error:
         raise ModelError("malformed_json", f"{path} cannot be read: {error}; download the file again") from error
-    if not isinstance(content, dict):
-        raise ModelError("malformed_json", f"{path} does not hold a JSON object; download the file again")
-    return content
 
 
 def _architecture(config: Mapping[str, Any]) -> tuple[str, _Architecture]:
     names = config.get("architectures") or []
     if not isinstance(names, list):
-        raise ModelError("invalid_config", f"config.json: architectures is {names!r}, not a list of names")
+        raise ModelError("invalid_config", f"config.json: architectures is {names!r:.80}, not a list of names")
     for name in names:
         if isinstance(name, str) and name in _ARCHITECTURES:
             return name, _ARCHITECTURES[name]
     raise ModelError(
         "unsupported_architecture",
-        f"architecture {', '.join(map(str, names)) or '(none given)'} is not supported; supported are "
+        f"architecture {', '.join(map(str, names[:10])) or '(none given)':.500} is not supported; supported are "
         + ", ".join(_ARCHITECTURES),
     )
 
@@ -300,7 +311,7 @@ def _activation(config: Mapping[str, Any]) -> Activation:
     name = config.get("hidden_act") or "silu"
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ModelError(
-            "unsupported_activation", f"config.json: hidden_act {name!r} is not one of {', '.join(_ACTIVATIONS)}"
+            "unsupported_activation", f"config.json: hidden_act {name!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
 
@@ -314,7 +325,7 @@ def _dtype(config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16
             return "bfloat16"
         case "float16":
             return "float16"
-    raise ModelError("unsupported_dtype", f"config.json: dtype {name!r} is not one of float32, bfloat16, float16")
+    raise ModelError("unsupported_dtype", f"config.json: dtype {name!r:.80} is not one of float32, bfloat16, float16")
 
 
 def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -325,7 +336,9 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
             if isinstance(token, int) and not isinstance(token, bool) and abs(token) < 2**31:
                 ids[token] = None
             elif token is not None:
-                raise ModelError("invalid_config", f"eos_token_id {value!r} is neither a token id nor a list of them")
+                raise ModelError(
+                    "invalid_config", f"eos_token_id {value!r:.80} is neither a token id nor a list of them"
+                )
     return tuple(ids)
 
 
@@ -335,7 +348,9 @@ def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, laye
     if window is None or architecture.default_sliding_window is None:
         return None, True
     if not isinstance(window, int) or window < 1:
-        raise ModelError("invalid_config", f"config.json: sliding_window is {window!r}, not a positive integer or null")
+        raise ModelError(
+            "invalid_config", f"config.json: sliding_window is {window!r:.80}, not a positive integer or null"
+        )
     if architecture.window_switch and not Fields(config).flag("use_sliding_window"):
         return None, True
     if not architecture.window_by_layer:
@@ -344,7 +359,7 @@ def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, laye
     if types is None:
         first = config.get("max_window_layers", 28)
         if not isinstance(first, int):
-            raise ModelError("invalid_config", f"config.json: max_window_layers is {first!r}, not an integer")
+            raise ModelError("invalid_config", f"config.json: max_window_layers is {first!r:.80}, not an integer")
         windowed = [layer >= first for layer in range(layers)]
     else:
         if not isinstance(types, list) or len(types) != layers:
@@ -362,7 +377,7 @@ def _dual_chunk_after(config: Mapping[str, Any]) -> int | None:
         return None
     if not isinstance(parameters, dict):
         raise ModelError(
-            "invalid_config", f"config.json: dual_chunk_attention_config is {parameters!r}, not an object or null"
+            "invalid_config", f"config.json: dual_chunk_attention_config is {parameters!r:.80}, not an object or null"
         )
     fields = Fields(parameters)
     original = "original_max_position_embeddings"
@@ -371,9 +386,14 @@ def _dual_chunk_after(config: Mapping[str, Any]) -> int | None:
 
 def _moe(fields: Fields, layers: int) -> MoeConfig:
     every = fields.count("decoder_sparse_step", default=1)
-    dense = fields.layers("mlp_only_layers")
+    dense = frozenset(fields.layers("mlp_only_layers"))
     # transformers 5 writes the second name.
     experts = fields.count("num_experts", default=fields.count("num_local_experts", default=128))
+    if experts * layers > _MAX_EXPERTS:
+        raise ModelError(
+            "invalid_config",
+            f"config.json: {experts} experts in each of {layers} layers; at most {_MAX_EXPERTS} in all are supported",
+        )
     chosen = fields.count("num_experts_per_tok", default=8)
     if chosen > experts:
         raise ModelError("invalid_config", f"config.json: {chosen} experts per token of only {experts}")

@@ -18,28 +18,30 @@ class Fields:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, most: int = _LARGEST) -> int:
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a positive integer")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not a positive integer")
+        if value > most:
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}; at most {most} are supported")
         return value
 
     def number(self, name: str, default: float) -> float:
         value = self._get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a number")
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not a number")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not true or false")
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not true or false")
         return value
 
     def layers(self, name: str) -> list[int]:
         value = self._get(name, ())
         if not isinstance(value, list | tuple) or not all(isinstance(v, int) for v in value):
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r}, not a list of layer numbers")
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not a list of layer numbers")
         return list(value)
 
     def _get(self, name: str, default: object) -> Any:

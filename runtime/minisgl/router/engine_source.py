@@ -14,6 +14,7 @@ from minisgl.router.discovery import Resolve, Sockets, look_up
 from minisgl.router.replicas import STALE_SECONDS
 from minisgl.router.tokenizer_files import fetch_files, local_files
 from minisgl.tokenizer.loaded import LoadedTokenizer, load
+from minisgl.tokenizer.trial import try_files
 
 LOCAL_ENGINE: Final = "local engine"
 """Address by which the only replica of a server on one machine is reported."""
@@ -53,7 +54,15 @@ def engine_source(config: TokenizerConfig, resolve: Resolve) -> EngineSource:
         case EngineDiscovery():
             return EngineSource(
                 find=lambda: look_up(engines.host, engines.scheduler_port, resolve),
-                files=lambda hashes, hosts: fetch_files(hashes, hosts, engines.control_port, Path(engines.cache)),
+                files=lambda hashes, hosts: _tried(
+                    fetch_files(hashes, hosts, engines.control_port, Path(engines.cache))
+                ),
                 stale_seconds=STALE_SECONDS,
                 stall_seconds=config.stall_seconds,
             )
+
+
+def _tried(directory: Path) -> Path:
+    """Raises TokenizerError for files that may not be loaded."""
+    try_files(directory)
+    return directory

@@ -92,7 +92,9 @@ class CompiledTemplate:
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        except jinja2.TemplateError as error:
+        except RecursionError:
+            self._error = "it is nested too deeply"
+        except Exception as error:  # the compilers of Jinja and Python can fail in any way for odd sources
             self._error = _short(error)
 
     def render(self, values: Mapping[str, Any]) -> str:
@@ -115,7 +117,7 @@ class CompiledTemplate:
                         "messages",
                     )
                 pieces.append(piece)
-        except PromptError:
+        except (PromptError, MemoryError):
             raise
         except Exception as error:  # a template can fail in any way that Python can
             raise PromptError(

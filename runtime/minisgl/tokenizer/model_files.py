@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from tokenizers import Tokenizer
 
+from minisgl.json_file import MAX_FILE_BYTES, read_json_object
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.wire.text import SamplingDefaults
 
@@ -27,6 +28,9 @@ TOKENIZER_FILES: Final = (
     "generation_config.json",
 )
 """All files that determine how text becomes token ids, and the default sampling parameters."""
+
+MAX_TOKENIZER_BYTES: Final = 64 << 20
+"""Largest tokenizer.json. Those of vocabularies of 262,144 tokens have 33 MB."""
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -70,11 +74,12 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 def hash_tokenizer_files(directory: str | Path) -> dict[str, str]:
     """Return file name → sha256 (hex) of each existing tokenizer file, as in `ModelCard.tokenizer_hashes`."""
     root = Path(directory)
-    return {
-        name: hashlib.sha256((root / name).read_bytes()).hexdigest()
-        for name in TOKENIZER_FILES
-        if (root / name).is_file()
-    }
+    return {name: _sha256(root / name) for name in TOKENIZER_FILES if (root / name).is_file()}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
@@ -110,6 +115,7 @@ def _load_tokenizer(root: Path) -> Tokenizer:
             )
         raise TokenizerError("tokenizer_missing", f"{path} does not exist: {_REMEDY}")
     try:
+        _check_size(path, MAX_TOKENIZER_BYTES)
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
@@ -123,9 +129,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise TokenizerError("tokenizer_broken", f"{path} is not a JSON object ({error}): {_REMEDY}") from error
+        return read_json_object(path)
+    except (ValueError, OSError) as error:
+        raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
 
 
 def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
@@ -143,13 +149,28 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 def _chat_templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the templates by name; separate files override tokenizer_config.json, as in transformers."""
     files = {"default": root / "chat_template.jinja", "tool_use": root / _TOOL_TEMPLATE}
-    separate = {name: file.read_text("utf-8") for name, file in files.items() if file.is_file()}
+    separate = {name: _read_template(file) for name, file in files.items() if file.is_file()}
     if "default" in separate:
         return separate
     given = _read_json(root / "chat_template.json").get("chat_template", config.get("chat_template"))
     entries = given if isinstance(given, list) else [{"name": "default", "template": given}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     return {str(name): template for name, template in named.items() if isinstance(template, str)} | separate
+
+
+def _read_template(path: Path) -> str:
+    try:
+        _check_size(path, MAX_FILE_BYTES)
+        return path.read_text("utf-8")
+    except (ValueError, OSError) as error:
+        raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
+
+
+def _check_size(path: Path, most: int) -> None:
+    """Raises ValueError, OSError."""
+    size = path.stat().st_size
+    if size > most:
+        raise ValueError(f"its {size} bytes are more than {most}")
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:

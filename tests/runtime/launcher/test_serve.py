@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -192,8 +193,27 @@ def _with_a_broken_tokenizer(checkpoint: Path) -> str:
     return f"{tokenizer} cannot be read"
 
 
+def _with_a_template_that_makes_gigabytes(checkpoint: Path) -> str:
+    (checkpoint / "chat_template.jinja").write_text("{{ 'a' * 3000000000 }}")
+    return "the tokenizer files in"
+
+
+def _with_a_billion_layers(checkpoint: Path) -> str:
+    config = checkpoint / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 10**9}))
+    return "num_hidden_layers is 1000000000; at most 1024 are supported"
+
+
 @pytest.mark.parametrize(
-    "broken", [_without_weights, _with_weights_cut_off, _of_an_unknown_architecture, _with_a_broken_tokenizer]
+    "broken",
+    [
+        _without_weights,
+        _with_weights_cut_off,
+        _of_an_unknown_architecture,
+        _with_a_broken_tokenizer,
+        _with_a_template_that_makes_gigabytes,
+        _with_a_billion_layers,
+    ],
 )
 def test_a_broken_checkpoint_is_reported_in_one_line(
     broken: Callable[[Path], str], serve: Serve, tmp_path: Path
