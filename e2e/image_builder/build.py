@@ -81,7 +81,9 @@ def previous_sources() -> Path:
         unfinished = target.with_name(f"{target.name}.new")
         shutil.rmtree(unfinished, ignore_errors=True)
         with tarfile.open(_ARCHIVE) as archive:
-            archive.extractall(unfinished, filter="data")
+            # Python 3.11.2, which Debian 12 has, takes no filter.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(unfinished)
         (unfinished / PREVIOUS).rename(target)
         unfinished.rmdir()
     return target

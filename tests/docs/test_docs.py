@@ -159,7 +159,7 @@ def test_lock_satisfies_the_project() -> None:
 def test_make_help_has_a_line_for_every_target() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     helped = {line.split()[1] for line in done.stdout.splitlines()}
-    local = {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu"}
+    local = {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu", "test-processors"}
     clusters = {"demo", "demo-down", "test-kubernetes", "bench-operator", "e2e", "e2e-long", "e2e-full", "images"}
     assert local | clusters | {"image-engine", "machine"} == helped
 

@@ -23,6 +23,6 @@ def _fewest_tokens(prompt: Prompt, longest_token: int) -> int:
         return len(prompt.tokens) // 4
     if prompt.text is not None:
         return fewest_tokens(prompt.text, longest_token)
-    # Templates may leave out other messages, and blanks around the text of these. Workers check what is rendered.
-    users = [message.content for message in prompt.messages or () if message.role == "user" and message.content]
-    return fewest_tokens("".join(content.strip() for content in users), longest_token)
+    # Templates may leave out earlier messages, and blanks around the text of this one. Workers check what is rendered.
+    last = prompt.messages[-1] if prompt.messages else None
+    return fewest_tokens(last.content.strip(), longest_token) if last and last.role == "user" and last.content else 0
