@@ -51,6 +51,8 @@ class Repair:
         """The beginning of a constant, or a backslash within a string."""
         self._in_word = False
         """The text so far ends within a word that is no constant."""
+        self._last = ""
+        """The last character of the text so far that is no space."""
 
     def push(self, text: str) -> str:
         """Return the next piece of the text."""
@@ -85,6 +87,7 @@ class Repair:
                     begin = at
                 elif found[0] == "\\":
                     at += 1
+        self._last = _before(text, len(text)) or self._last
         return "".join([*pieces, text[begin:]])
 
     def finish(self) -> str:
@@ -96,6 +99,9 @@ class Repair:
         what has not arrived decides."""
         if not self._quote:
             if token == ",":
+                if (_before(text, end - 1) or self._last) in ("[", "{"):
+                    # A value is missing, and nobody knows which.
+                    return token
                 self._comma = [token]
                 return ""
             if token in ("'", '"'):
@@ -128,6 +134,13 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     assert found is not None
     return found.end()
+
+
+def _before(text: str, end: int) -> str:
+    """Return the last character before a position that is no space; empty if there is none."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    return text[end - 1 : end]
 
 
 def repaired(text: str) -> str:

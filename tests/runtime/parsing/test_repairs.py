@@ -62,7 +62,18 @@ def test_what_is_certain_is_repaired(name: str, text: str, value: Any) -> None:
 @pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("xml", "pythonic")])
 @pytest.mark.parametrize(
     "text",
-    ['{"a": foo}', '{"a": NaN}', '{"a": [1,,]}', '{"a": xTrue}', "{a: 1}", '{"a": "\\q"}', "[1]", '{"a": -None}'],
+    [
+        '{"a": foo}',
+        '{"a": NaN}',
+        '{"a": [1,,]}',
+        '{"a": xTrue}',
+        "{a: 1}",
+        '{"a": "\\q"}',
+        "[1]",
+        '{"a": -None}',
+        "{,}",
+        '{"a": [ , ]}',
+    ],
 )
 def test_what_is_not_certain_stays_as_it_is(name: str, text: str) -> None:
     read = arguments(name, text)
