@@ -81,9 +81,21 @@ def told_apart(count: int, first: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [alternative(number) for number in range(count)]}
 
 
+def behind_references(objects: int, optional_each: int, references: int) -> dict[str, Any]:
+    """Return alternatives that are objects, each at the end of a chain of references that is read from its end."""
+    definitions: dict[str, Any] = {}
+    for number in range(objects):
+        definitions[f"d{number}-0"] = optional(optional_each)
+        for link in range(1, references):
+            definitions[f"d{number}-{link}"] = {"anyOf": [{"$ref": f"#/$defs/d{number}-{link - 1}"}, {"type": "null"}]}
+    ends = [{"$ref": f"#/$defs/d{number}-{references - 1}"} for number in range(objects)]
+    return {"anyOf": ends, "$defs": definitions}
+
+
 @pytest.mark.parametrize(
     "schema",
     [
+        behind_references(3, 800, references=12),
         within({"anyOf": [within(optional(1000)) for _ in range(4)]}),
         {"anyOf": arrays(1000)},
         {"allOf": [optional(1000), {"type": "object"}]},
@@ -108,6 +120,7 @@ def test_as_many_as_a_mask_can_have_in_time_are_taken(schema: dict[str, Any]) ->
         {"anyOf": [within({"allOf": [optional(900)]}), *[within(optional(900))] * 3, within({"$ref": "#/$defs/wide"})]}
         | {"$defs": {"wide": optional(900)}},
         told_apart(200, {"kind": True}),
+        behind_references(7, 800, references=12),
     ],
 )
 def test_more_are_refused_before_anything_is_queued(schema: dict[str, Any]) -> None:

@@ -42,12 +42,17 @@ class _Places:
 
     def count(self) -> int:
         try:
+            names = list(self._definitions)
             for _ in range(_MAX_ROUNDS):
-                # Definitions mostly refer to later ones, so the last ones are read first.
-                found = {name: self._largest(schema) for name, schema in reversed(self._definitions.items())}
-                if found == self._objects:
+                before = dict(self._objects)
+                # Definitions mostly refer to later ones, so the last ones are read first, and then in turn.
+                names.reverse()
+                for name in names:
+                    self._objects[name] = self._largest(self._definitions[name])
+                if self._objects == before:
                     break
-                self._objects = found
+            else:
+                return self._most + 1
         except _TooMany:
             return self._most + 1
         return max(sum(objects.values()) for objects in self._objects.values())
