@@ -71,7 +71,7 @@ cluster-tools: install
 	@PYTHONPATH=tests:e2e .venv/bin/python -m support.cluster.cluster_tools
 
 # Trained again when its sources have changed.
-$(DEMO): $(wildcard runtime/minisgl/toy/demo*) $(addprefix runtime/minisgl/toy/,tiny_tokenizer.py training.py muon.py) | install
+$(DEMO): $(wildcard runtime/minisgl/toy/demo*) $(addprefix runtime/minisgl/toy/,tiny_tokenizer.py training.py) | install
 	@echo 'training the demo model, which takes a minute or two'
 	@.venv/bin/minisgl models demo $(@D)
 

@@ -14,9 +14,7 @@ _MAX_DEPTH: Final = 64
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a file. Raises ValueError, with what is wrong, and OSError."""
-    size = path.stat().st_size
-    if size > MAX_FILE_BYTES:
-        raise ValueError(f"its {size} bytes are more than {MAX_FILE_BYTES}")
+    check_size(path, MAX_FILE_BYTES)
     try:
         content = json.loads(path.read_bytes())
     except RecursionError:
@@ -25,6 +23,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise ValueError("it does not hold a JSON object")
     _check_depth(content)
     return content
+
+
+def check_size(path: Path, most: int) -> None:
+    """Raises ValueError for a file of more bytes than `most`, and OSError."""
+    size = path.stat().st_size
+    if size > most:
+        raise ValueError(f"its {size} bytes are more than {most}")
 
 
 def _check_depth(content: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from tokenizers import Tokenizer
 
-from minisgl.json_file import MAX_FILE_BYTES, read_json_object
+from minisgl.json_file import MAX_FILE_BYTES, check_size, read_json_object
 from minisgl.tokenizer.errors import TokenizerError
 from minisgl.wire.text import SamplingDefaults
 
@@ -115,7 +115,7 @@ def _load_tokenizer(root: Path) -> Tokenizer:
             )
         raise TokenizerError("tokenizer_missing", f"{path} does not exist: {_REMEDY}")
     try:
-        _check_size(path, MAX_TOKENIZER_BYTES)
+        check_size(path, MAX_TOKENIZER_BYTES)
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
@@ -160,17 +160,10 @@ def _chat_templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        _check_size(path, MAX_FILE_BYTES)
+        check_size(path, MAX_FILE_BYTES)
         return path.read_text("utf-8")
     except (ValueError, OSError) as error:
         raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
-
-
-def _check_size(path: Path, most: int) -> None:
-    """Raises ValueError, OSError."""
-    size = path.stat().st_size
-    if size > most:
-        raise ValueError(f"its {size} bytes are more than {most}")
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:

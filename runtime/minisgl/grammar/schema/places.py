@@ -34,7 +34,6 @@ class _TooMany(Exception):
 
 class _Places:
     def __init__(self, root: dict[str, Any], most: int) -> None:
-        self._root = root
         self._most = most
         self._definitions: dict[str, Schema] = {**root.get("$defs", {}), "#": root}
         self._objects: dict[str, Objects] = {}
@@ -55,7 +54,7 @@ class _Places:
                 return self._most + 1
         except _TooMany:
             return self._most + 1
-        return max(sum(objects.values()) for objects in self._objects.values())
+        return max(map(_total, self._objects.values()))
 
     def _largest(self, schema: Schema) -> Objects:
         """Return the objects at the place within a value that has the most optional properties."""
