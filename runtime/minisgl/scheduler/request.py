@@ -12,6 +12,7 @@ the row and are not collected yet. Two rules follow from it:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -65,6 +66,7 @@ class Request(msgspec.Struct, kw_only=True):
     arrival: int
     """Order of arrival; a preemption does not change it."""
     cache_salt: bytes
+    tenant: bytes
     stream: bool
     prompt_logprobs_from: int
     """Index of the next prompt token whose log-probability is to be reported; `prompt_length`: none is left."""
@@ -158,6 +160,8 @@ class RequestTable:
         self.tokens: IntArray = np.zeros((rows, max_length), np.int32)
         self.page_table: IntArray = np.zeros((rows, max_pages), np.int32)
         self.requests: list[Request | None] = [None] * rows
+        self.rows_of: Counter[bytes] = Counter()
+        """Number of rows of each tenant that has any."""
         self.in_prefill: set[int] = set()
         self.unsettled: set[int] = set()
         """PREEMPTING and ENDING rows."""
@@ -210,6 +214,7 @@ class RequestTable:
         self.page_table[slot, :cached] = cached_pages
         self.page_table[slot, cached:total] = own_pages
         self.requests[slot] = request
+        self.rows_of[request.tenant] += 1
         request.slot = slot
         self.in_prefill.add(slot)
         if request.preemptions:
@@ -352,6 +357,9 @@ class RequestTable:
         self.late[slot] = False
         self._may_end[list(request.stop_token_ids)] -= 1
         self._free_rows.append(slot)
+        self.rows_of[request.tenant] -= 1
+        if not self.rows_of[request.tenant]:
+            del self.rows_of[request.tenant]
         request.slot = None
         return request
 

@@ -33,6 +33,7 @@ from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.request import ERROR, STOP, Completed, LateRows, Phase, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
+from minisgl.scheduler.shares import Shares, has_share
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
 from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
@@ -134,7 +135,8 @@ class Scheduler:
         self.times = StepTimes()
         """Measured times of steps, which the step loop adds."""
         self.pages = RowPages(config, self.table, self.counters)
-        self.queue = WaitingQueue()
+        self._shares = Shares(self.table.rows_of)
+        self.queue = WaitingQueue(self._shares)
         self._grammars = grammars
         self._vocabulary = Vocabulary(config.vocab_size, config.eos_token_ids)
         self._compiling: dict[bytes, tuple[Request, Future[Constraint]]] = {}
@@ -195,10 +197,12 @@ class Scheduler:
         the end of that. True: it waits for nothing but a row. Raises RequestError."""
         if message.id in self._unfinished:
             raise RequestError("duplicate_request", "a request with this id is already running")
-        if self.num_waiting >= self.config.max_waiting and not message.output:
+        if self._is_full(message.tenant) and not message.output:
             raise RequestError("queue_full", f"{self.num_waiting} requests are already waiting; retry later")
         request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
+        if request.tenant not in self.table.rows_of and request.tenant not in self.queue.tenants:
+            self._shares.join(request.tenant, (*self.table.rows_of, *self.queue.tenants))
         if message.grammar:
             if self._grammars is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
@@ -224,6 +228,13 @@ class Scheduler:
                 self._deadlines = [entry for entry in self._deadlines if self._awaited(*entry[1:])]
                 heapq.heapify(self._deadlines)
         return not request.awaits_grammar
+
+    def _is_full(self, tenant: bytes) -> bool:
+        """Whether the queue has no place for another request of a tenant."""
+        most, waiting = self.config.max_waiting, self.num_waiting
+        if waiting < most:
+            return False
+        return not has_share(self.queue.num_of(tenant), 1, waiting, most, self.queue.tenants)
 
     def abort(self, request_id: bytes) -> bool:
         """End a request without an answer. False when the id is unknown or the request has ended."""
@@ -279,6 +290,9 @@ class Scheduler:
         if self._grammars is not None and self._grammars.finished:
             self._take_compiled(self._grammars)
         self._queue_long_prompts()
+        if self._is_shared:
+            self._shares.charge_rows()
+            self._make_room()
         if self._step % RETRY_STEPS == 0:
             self._blocked_head = None
         updates: list[IntArray] = []
@@ -557,7 +571,12 @@ class Scheduler:
         if not in_progress and not len(self.queue):
             return segments, admitted
         budget = self._token_budget(decode, positions)
+        if self._is_shared:
+            in_progress.sort(key=self._shares.key)
         for request in in_progress:
+            while not budget.is_spent and self._is_before(request) and (new := self._admit()) is not None:
+                admitted.append(new)
+                self._schedule_segment(new, budget, segments)
             if budget.is_spent:
                 break
             self._schedule_segment(request, budget, segments)
@@ -565,6 +584,45 @@ class Scheduler:
             admitted.append(new)
             self._schedule_segment(new, budget, segments)
         return segments, admitted
+
+    @property
+    def _is_shared(self) -> bool:
+        """True while more than one tenant has requests."""
+        rows_of, waiting = self.table.rows_of, self.queue.tenants
+        return len(rows_of) > 1 or len(waiting) > 1 or bool(rows_of and waiting and rows_of.keys() != waiting)
+
+    def _is_before(self, request: Request) -> bool:
+        """Whether the head of the queue comes before a prompt in progress of another tenant."""
+        head = self.queue.peek()
+        if head is None or head.tenant == request.tenant:
+            return False
+        return self._shares.key(head) < self._shares.key(request)
+
+    def _make_room(self) -> None:
+        """Preempt a row for the head of the queue if its tenant has fewer than another one, unless a row is about to be
+        free: that is known one step late."""
+        table, head = self.table, self.queue.peek()
+        if head is None or table.unsettled or (table.has_free_row and head is not self._blocked_head):
+            return
+        tenant = self._shares.must_yield(head.tenant)
+        running = [
+            request
+            for request in table.requests
+            if request is not None
+            and request.tenant == tenant
+            and request.priority <= head.priority
+            and not request.continues
+        ]
+        if running:
+            victim = max(running, key=lambda request: request.priority_key).slot
+            assert victim is not None
+            self._preempt(victim)
+
+    def _preempt(self, slot: int) -> None:
+        self.table.preempt(slot)
+        self.counters.preemptions += 1
+        if self.table.in_flight[slot] == 0:
+            self._release(slot)
 
     def _token_budget(self, decode: IntArray, positions: IntArray) -> TokenBudget:
         """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row;
@@ -612,6 +670,8 @@ class Scheduler:
         length = budget.grant(start, wanted) if wanted else 0
         if not length:
             return
+        if self._is_shared:
+            self._shares.charge(request.tenant, length)
         sample = table.launch_prefill(slot, length)
         segments.append((slot, start, length, int(sample)))
         # Cached immediately: steps run in order, and within a step all KV is stored before any is read. A request that
@@ -667,13 +727,10 @@ class Scheduler:
         while len(growing) > self.pages.available + coming and len(running) > 1:
             victim = running.pop().slot
             assert victim is not None
-            table.preempt(victim)
-            self.counters.preemptions += 1
+            self._preempt(victim)
             growing.discard(victim)
             preempted.add(victim)
-            if table.in_flight[victim] == 0:
-                self._release(victim)
-            else:
+            if table.in_flight[victim]:
                 coming += self.pages.reclaimable(victim)
         if preempted:
             self._growth_share = min(self._growth_share + GROWTH_SHARE_RAISE, 1.0)

@@ -24,6 +24,7 @@ MAX_PENALTY: Final = 1e4
 """Far above useful values, and with the longest answer still far below the maximum of float32."""
 REPETITION_RANGE: Final = (1e-3, 1e3)
 MAX_SALT_BYTES: Final = 1024
+MAX_TENANT_BYTES: Final = 64
 MAX_GRAMMAR_CHARACTERS: Final = 4 << 20
 MAX_BAD_WORDS: Final = 1024
 MAX_BAD_WORD_TOKENS: Final = 1024
@@ -47,6 +48,8 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         raise _too_long(f"the prompt has {prompt_length} and max_tokens is {message.max_tokens}", config)
     if len(message.cache_salt) > MAX_SALT_BYTES:
         raise _invalid(f"cache_salt has more than {MAX_SALT_BYTES} bytes")
+    if len(message.tenant) > MAX_TENANT_BYTES:
+        raise _invalid(f"tenant has more than {MAX_TENANT_BYTES} bytes")
     params = message.params
     _check_params(params, message.max_tokens, config)
     _check_constraint(message, config)
@@ -70,6 +73,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         arrival=arrival,
         queued_at=now,
         cache_salt=message.cache_salt,
+        tenant=message.tenant,
         stream=message.stream,
         continues=bool(message.output),
         prompt_logprobs_from=1 if reports_prompt else prompt_length,

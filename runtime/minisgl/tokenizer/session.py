@@ -525,6 +525,7 @@ def submit_message(
         priority=generate.priority,
         deadline_ms=generate.deadline_ms,
         cache_salt=generate.cache_salt.encode("utf-8", "replace"),
+        tenant=generate.tenant,
         stream=generate.stream,
     )
     if constraints == Constraints() and not bad_words:

@@ -107,6 +107,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     """Unix time in ms after which the request ends in an error; 0: none."""
     cache_salt: bytes = b""
     """Requests share cached prefixes only with requests of the same salt."""
+    tenant: bytes = b""
+    """Whose request it is; tenants get equal shares, see `scheduler/shares.py`."""
     stream: bool = True
     """The client receives each token as it is sampled; false: only the whole answer, so gaps do not matter."""
     remaining_ms: int = 0
@@ -131,6 +133,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
         priority: int = 0,
         deadline_ms: int = 0,
         cache_salt: bytes = b"",
+        tenant: bytes = b"",
         stream: bool = True,
     ) -> Submit:
         """A request with flat `params`, whose `max_tokens` and `seed` are set. Stop strings are left out."""
@@ -143,6 +146,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
             priority=priority,
             deadline_ms=deadline_ms,
             cache_salt=cache_salt,
+            tenant=tenant,
             stream=stream,
             **flat,
         )

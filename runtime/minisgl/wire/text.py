@@ -101,6 +101,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """Unix time in ms after which the request ends in an error; 0: none."""
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
+    tenant: bytes = b""
+    """Whose request it is: a digest of the API key's name or the client's address."""
     stream: bool = True
     """The client receives text as it is generated; false: only the whole answer."""
     tools: ToolOptions | None = None

@@ -108,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs=st.sampled_from([-1, -1, 0, 2]),
         prompt_logprobs=st.sampled_from([-1, -1, -1, 0, 1]),
         salt=st.sampled_from([b"", b"", b"a", b"b"]),
+        tenant=st.sampled_from([b"", b"", b"a", b"b"]),
         stream=st.booleans(),
         constraint=st.sampled_from([{}, {}, *CONSTRAINTS]),
         is_known=st.booleans(),
@@ -125,6 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         logprobs: int,
         prompt_logprobs: int,
         salt: bytes,
+        tenant: bytes,
         stream: bool,
         constraint: dict[str, Any],
         is_known: bool,
@@ -141,6 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             cache_salt=salt,
+            tenant=tenant,
             stream=stream,
             **constraint,
         )

@@ -42,7 +42,7 @@ def _paths(*groups: tuple[str, str]) -> frozenset[str]:
 NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
     "0.1.0": {
         "to_scheduler": _paths(
-            ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words logprob_token_ids"),
+            ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words logprob_token_ids tenant"),
             ("submit.thinking.", "start end is_open budget"),
             ("end_drain", ""),
         ),
@@ -50,7 +50,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("generate.", "stream tools structured_output separate_reasoning thinking_budget add_generation_prompt"),
             ("generate.", "continue_final_message truncate_prompt_tokens bad_words stop_regex skip_special_tokens"),
             ("generate.", "return_token_ids messages[].reasoning messages[].custom_role params.allowed_token_ids"),
-            ("generate.", "thinking documents soft_limits add_special_tokens"),
+            ("generate.", "thinking documents soft_limits add_special_tokens tenant"),
             ("generate.", "params.logprob_token_ids truncation_side"),
             ("generate.tools.", "definitions choice name parallel"),
             ("generate.structured_output.", "kind value compact"),

@@ -101,7 +101,8 @@ class GenerationEndpoint:
             response_headers = ignored_params(headers, ignored)
             record.model = response_model_name(request.model, self._tokenizers.model)
             waited = asyncio.get_running_loop().time() - record.started_at
-            stream = self._tokenizers.submit(record, generate_messages(request, headers, waited), request.n, held)
+            messages = generate_messages(request, headers, waited, record.tenant)
+            stream = self._tokenizers.submit(record, messages, request.n, held)
         except NotTaken:
             return False
         finally:

@@ -77,9 +77,12 @@ _SAME_IN_EVERY_CHOICE: Final = tuple(
 """Fields that a message to a worker takes from the request as they are."""
 
 
-def generate_messages(request: GenerationRequest, headers: Headers, waited: float = 0.0) -> list[Generate]:
-    """Return a message for each choice of a request that has waited for some seconds: choice j of prompt i is at
-    i · n + j. Raises ApiError for a bad timeout."""
+def generate_messages(
+    request: GenerationRequest, headers: Headers, waited: float = 0.0, tenant: str = ""
+) -> list[Generate]:
+    """Return a message for each choice of a tenant's request that has waited for some seconds: choice j of prompt i is
+    at i · n + j. Raises ApiError for a bad timeout."""
+    digest = hashlib.blake2b(tenant.encode("utf-8", "replace"), digest_size=8).digest()
     deadline_ms = _deadline_ms(request, headers, waited)
     same = {name: getattr(request, name) for name in _SAME_IN_EVERY_CHOICE}
     variants = [_params_of_choice(request.params, j) for j in range(request.n)]
@@ -91,6 +94,7 @@ def generate_messages(request: GenerationRequest, headers: Headers, waited: floa
             tokens=prompt.tokens,
             params=params,
             deadline_ms=deadline_ms,
+            tenant=digest,
             **same,
         )
         for prompt in request.prompts

@@ -1,4 +1,8 @@
-"""Limits on requests that wait here. A request above a limit is rejected immediately, with the time to retry after."""
+"""Limits on requests that wait here. A request above a limit is rejected immediately, with the time to retry after.
+
+A tenant, which is an API key or an address without one, that has less than its share of a full limit is not rejected:
+others cannot keep it out.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Final
 
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
+from minisgl.scheduler.shares import has_share
 
 _STARTS: Final = 64
 """First tokens from which the waiting time is estimated."""
@@ -20,7 +25,8 @@ _MAX_RETRY_SECONDS: Final = 60
 
 
 class Admission:
-    """Counts choices from their admission to their first token, and the requests of each API key to their end."""
+    """Counts choices from their admission to their first token, and those of each API key to the end of their
+    request."""
 
     def __init__(self, limits: RequestLimits, rejections: Counter[str]) -> None:
         """`rejections`: counts rejected requests by reason."""
@@ -32,20 +38,38 @@ class Admission:
         """Tokens of their prompts."""
         self._checking = 0
         """Requests whose constraints are checked, or wait for that."""
+        self._waiting_of: Counter[str] = Counter()
+        """Choices by tenant, as `waiting`."""
+        self._tokens_of: Counter[str] = Counter()
+        """Tokens by tenant, as `waiting_tokens`."""
+        self._in_flight = 0
+        """HTTP requests."""
         self._in_flight_by_key: Counter[str] = Counter()
+        """Their choices."""
         self._starts: deque[float] = deque(maxlen=_STARTS)
 
     def begin_request(self, key_name: str) -> None:
         """Count a request with this API key, before its body is read. Raises ApiError."""
         limit = self._limits.in_flight_per_key
         if limit is not None and self._in_flight_by_key[key_name] >= limit:
-            raise self._reject("key_limit", "too_many_requests", f"this key has {limit} requests in progress")
-        if self._in_flight_by_key.total() >= self._limits.in_flight:
+            raise self._reject("key_limit", "too_many_requests", f"this key has {limit} choices in progress")
+        if self._in_flight >= self._limits.in_flight:
             raise self._reject("in_flight", "too_many_requests", "too many concurrent requests")
+        self._in_flight += 1
         self._in_flight_by_key[key_name] += 1
 
-    def end_request(self, key_name: str) -> None:
-        self._in_flight_by_key[key_name] -= 1
+    def add_choices(self, key_name: str, more: int) -> None:
+        """Count the further choices of a request with this API key. A request alone is not rejected. Raises
+        ApiError."""
+        limit, others = self._limits.in_flight_per_key, self._in_flight_by_key[key_name] - 1
+        if limit is not None and others > 0 and others + 1 + more > limit:
+            message = f"this key has {others} of {limit} choices in progress, and the request has {1 + more}"
+            raise self._reject("key_limit", "too_many_requests", message)
+        self._in_flight_by_key[key_name] += more
+
+    def end_request(self, key_name: str, choices: int = 1) -> None:
+        self._in_flight -= 1
+        self._in_flight_by_key[key_name] -= choices
         if not self._in_flight_by_key[key_name]:
             del self._in_flight_by_key[key_name]
 
@@ -67,38 +91,46 @@ class Admission:
         if self.waiting >= self._limits.waiting:
             raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
         self.waiting += 1
+        self._waiting_of[""] += 1
 
     def has_room(self, tokens: int) -> bool:
         """Return whether a prompt of about `tokens` tokens may wait besides those that do."""
         return not self.waiting_tokens or self.waiting_tokens + tokens <= self._limits.waiting_tokens
 
-    def admit(self, choices: int, tokens: int, *, was_held: bool = False) -> None:
-        """Let `choices` choices wait, with prompts of about `tokens` tokens together. A request that was held had its
-        place before, and is not rejected. Raises ApiError."""
-        if was_held:
-            self.waiting += choices
-            self.waiting_tokens += tokens
-            return
-        if self.waiting and self.waiting + choices > self._limits.waiting:
-            raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
-        if self.waiting and self.waiting_tokens + tokens > self._limits.waiting_tokens:
-            raise self._reject("waiting_tokens", "queue_full", f"prompts of {self.waiting_tokens} tokens are waiting")
+    def admit(self, choices: int, tokens: int, tenant: str = "", *, was_held: bool = False) -> None:
+        """Let `choices` choices of a tenant wait, with prompts of about `tokens` tokens together. A request that was
+        held had its place before, and is not rejected. Raises ApiError."""
+        if self.waiting and not was_held:
+            tenants = self._waiting_of
+            most, own = self._limits.waiting, self._waiting_of[tenant]
+            if self.waiting + choices > most and not has_share(own, choices, self.waiting, most, tenants):
+                raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
+            most, own, waiting = self._limits.waiting_tokens, self._tokens_of[tenant], self.waiting_tokens
+            if waiting + tokens > most and not has_share(own, tokens, waiting, most, tenants):
+                raise self._reject("waiting_tokens", "queue_full", f"prompts of {waiting} tokens are waiting")
         self.waiting += choices
         self.waiting_tokens += tokens
+        self._waiting_of[tenant] += choices
+        self._tokens_of[tenant] += tokens
 
-    def correct_tokens(self, difference: int) -> None:
+    def correct_tokens(self, difference: int, tenant: str = "") -> None:
         """Add the difference between the real and the estimated tokens of a waiting prompt."""
         self.waiting_tokens += difference
+        self._tokens_of[tenant] += difference
 
-    def start(self, prompt_tokens: int) -> None:
+    def start(self, prompt_tokens: int, tenant: str = "") -> None:
         """Count a choice as started: it has its first token."""
         self._starts.append(time.monotonic())
-        self.leave_queue(prompt_tokens)
+        self.leave_queue(prompt_tokens, tenant)
 
-    def leave_queue(self, prompt_tokens: int) -> None:
+    def leave_queue(self, prompt_tokens: int, tenant: str = "") -> None:
         """Count a choice as waiting no longer."""
         self.waiting -= 1
         self.waiting_tokens -= prompt_tokens
+        self._waiting_of[tenant] -= 1
+        self._tokens_of[tenant] -= prompt_tokens
+        if not self._waiting_of[tenant]:
+            del self._waiting_of[tenant], self._tokens_of[tenant]
         assert self.waiting >= 0 and self.waiting_tokens >= 0, "more has left the queue than was in it"
 
     def add_retry_after(self, error: ApiError) -> None:

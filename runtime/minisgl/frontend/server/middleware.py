@@ -71,6 +71,7 @@ class RecordMiddleware:
         clock = asyncio.get_running_loop().time
         record = new_record(scope["method"], scope["path"], Headers(scope=scope), clock())
         client = record.client = client_connection(scope)
+        record.address = scope["client"][0] if scope["client"] else ""
         body_seconds = self._requests.limits.body_seconds
         body_until = record.started_at + body_seconds
         body_complete = False
@@ -158,12 +159,12 @@ class AdmissionMiddleware:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        key_name = record_of(scope).key_name
-        self._admission.begin_request(key_name)
+        record = record_of(scope)
+        self._admission.begin_request(record.key_name)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._admission.end_request(key_name)
+            self._admission.end_request(record.key_name, record.choices)
 
 
 async def _receive_in_time(receive: Receive, until: float, seconds: float) -> Message:

@@ -5,6 +5,7 @@ The middleware creates it; the access log, the limits, the metrics and the admin
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 from typing import Final
@@ -39,6 +40,10 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     """Fields of the access log that repeat request headers."""
     key_name: str = ""
     """Name of the API key."""
+    address: str = ""
+    """IP address of the client."""
+    choices: int = 1
+    """Choices by which the limits count it."""
     model: str = ""
     """Name by which the client calls the model."""
     status: int = 0
@@ -54,6 +59,11 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
 
     is_held: bool = False
     """It waits because no engine is routable."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is, for the shares of keys and addresses."""
+        return f"key {self.key_name}" if self.key_name else f"address {_network(self.address)}"
 
     @property
     def phase(self) -> Phase:
@@ -73,6 +83,13 @@ def new_record(method: str, path: str, headers: Headers, started_at: float) -> R
         started_at=started_at,
         headers={field: value for field, value in logged.items() if _LOGGED_VALUE.fullmatch(value)},
     )
+
+
+def _network(address: str) -> str:
+    """Return an IPv4 address as it is. A client may have all IPv6 addresses of a network of 64 bits."""
+    if ":" not in address or address.startswith("::ffff:"):
+        return address
+    return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
 
 
 def attach_record(scope: Scope, record: RequestRecord) -> None:

@@ -85,10 +85,14 @@ class RequestTracker:
         """Open the response stream of a request, which may have been held: one choice for each of `requests`, `n` for
         each prompt. Raises ApiError when too many wait."""
         choices = [(request.id, _estimate_prompt_tokens(request)) for request in requests]
-        self.admission.admit(len(choices), sum(tokens for _, tokens in choices), was_held=held is not None)
+        self.admission.add_choices(record.key_name, len(choices) - record.choices)
+        record.choices = len(choices)
+        tokens = sum(tokens for _, tokens in choices)
+        self.admission.admit(len(choices), tokens, record.tenant, was_held=held is not None)
         if held is not None:
             self.held.release(held)
         record.stream = ResponseStream(record.started_at, choices, n, requests[0].params.max_tokens)
+        record.stream.tenant = record.tenant
         self._phases[record.stream.phase] += 1
         return record.stream
 
@@ -102,7 +106,7 @@ class RequestTracker:
         """The scheduler has queued the choice."""
         stream = choice.stream
         if choice.waiting:
-            self.admission.correct_tokens(prompt_tokens - choice.prompt_tokens)
+            self.admission.correct_tokens(prompt_tokens - choice.prompt_tokens, stream.tenant)
         if choice.index % stream.n == 0:
             self.metrics.prompt_tokens_total.value += prompt_tokens
         stream.accept(choice, prompt_tokens, prompt_token_ids)
@@ -186,7 +190,7 @@ class RequestTracker:
         choice.waiting = False
         choice.first_token_at = choice.stream.last_token_at = choice.stream.last_progress_at = now
         self._enter_phase(choice.stream, "generating")
-        self.admission.start(choice.prompt_tokens)
+        self.admission.start(choice.prompt_tokens, choice.stream.tenant)
 
     def _enter_phase(self, stream: ResponseStream, phase: Phase) -> None:
         self._phases[stream.phase] -= 1
@@ -196,7 +200,7 @@ class RequestTracker:
     def _stop_waiting(self, choice: Choice) -> None:
         if choice.waiting:
             choice.waiting = False
-            self.admission.leave_queue(choice.prompt_tokens)
+            self.admission.leave_queue(choice.prompt_tokens, choice.stream.tenant)
 
     def update_engine(self, model: ServedModel | None, status: Status | None, now: float) -> None:
         """Take the state of the engine as a tokenizer worker reports it."""

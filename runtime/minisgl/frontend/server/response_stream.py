@@ -138,6 +138,8 @@ class ResponseStream:
     ) -> None:
         """`choices`: identifier and estimated prompt tokens of each; `n` of them for each prompt. `max_tokens` of each
         choice; None: up to the context length."""
+        self.tenant = ""
+        """Whose request it is, as in `RequestRecord`."""
         self.started_at = started_at
         self.max_tokens = max_tokens
         self.choices = [Choice(self, index, key, tokens) for index, (key, tokens) in enumerate(choices)]

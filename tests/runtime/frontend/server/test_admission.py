@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
-from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.config import Access, RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.admission import Admission
+from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.wire.messages import Ack, Failed, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.frontend.retry_after import assert_has_retry_headers
@@ -105,6 +107,71 @@ def test_a_prompt_that_certainly_exceeds_the_context_takes_no_place_in_the_queue
     stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
     thread.join(WAIT_SECONDS)
     assert stack.scheduler.received(Submit) == [submit]
+
+
+def test_a_tenant_that_fills_the_queue_does_not_keep_out_another() -> None:
+    admission = Admission(RequestLimits(waiting=100, waiting_tokens=1000), Counter())
+    admission.admit(100, 10, "a")
+    for tenant in ("a", "b"):
+        with pytest.raises(ApiError) as full:
+            admission.admit(51, 10, tenant)
+        assert full.value.code == "queue_full"
+    admission.admit(50, 10, "b")
+    admission.admit(33, 10, "c")
+    with pytest.raises(ApiError):
+        admission.admit(18, 10, "d")
+    for tenant, choices, tokens in (("a", 100, 10), ("b", 50, 10), ("c", 33, 10)):
+        for choice in range(choices):
+            admission.leave_queue(0 if choice else tokens, tenant)
+    admission.admit(1, 1000, "a")
+    with pytest.raises(ApiError):
+        admission.admit(1, 501, "b")
+    admission.admit(1, 500, "b")
+    admission.correct_tokens(-400, "b")
+    admission.admit(1, 300, "b")
+
+
+def test_the_limit_of_a_key_counts_choices(make_stack: MakeStack, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-a a\nsk-b b\n")
+    access = Access(api_keys=str(tmp_path / "keys"))
+    stack = make_stack(limits=RequestLimits(in_flight_per_key=4), access=access)
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    key = {"authorization": "Bearer sk-a"}
+    thread = in_background(stack, headers=key)
+    (submit,) = stack.scheduler.wait_for(Submit)
+    assert_rejected(stack.http.post("/v1/completions", json={"prompt": ["a"] * 4}, headers=key), "too_many_requests")
+    assert_rejected(stack.http.post("/v1/completions", json={"prompt": "a", "n": 4}, headers=key), "too_many_requests")
+    stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+    thread.join(WAIT_SECONDS)
+    stack.scheduler.answer = answer_with(ids("ok"))
+    body = {"prompt": ["a"] * 6, "max_tokens": 2}
+    # Alone it is accepted, and counts no longer when it has ended.
+    for _ in range(2):
+        assert stack.http.post("/v1/completions", json=body, headers=key).status_code == 200
+    of_keys = {submit.tenant for submit in stack.scheduler.received(Submit)}
+    stack.http.post("/v1/completions", json=body, headers={"authorization": "Bearer sk-b"})
+    assert len(of_keys) == 1 and len({submit.tenant for submit in stack.scheduler.received(Submit)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"address": "10.0.0.1"}, {"address": "10.0.0.1"}, True),
+        ({"address": "10.0.0.1"}, {"address": "10.0.0.2"}, False),
+        ({"address": "::ffff:10.0.0.1"}, {"address": "::ffff:10.0.0.2"}, False),
+        ({"address": "fd00::1"}, {"address": "fd00::2:0:0:1"}, True),
+        ({"address": "fd00::1"}, {"address": "fd00:0:0:1::1"}, False),
+        ({"address": "fe80::1%eth0"}, {"address": "fe80::2%eth0"}, True),
+        ({"address": "10.0.0.1", "key_name": "a"}, {"address": "10.0.0.2", "key_name": "a"}, True),
+        ({"address": "10.0.0.1", "key_name": "a"}, {"address": "10.0.0.1", "key_name": "b"}, False),
+        ({"address": "10.0.0.1", "key_name": "10.0.0.1"}, {"address": "10.0.0.1"}, False),
+    ],
+)
+def test_a_tenant_is_a_key_or_else_an_address(one: dict[str, str], other: dict[str, str], same: bool) -> None:
+    records = [
+        RequestRecord(request_id="r", method="POST", path="/", started_at=0.0, **fields) for fields in (one, other)
+    ]
+    assert (records[0].tenant == records[1].tenant) == same
 
 
 def test_a_prompt_that_is_only_scored_leaves_the_queue(make_stack: MakeStack) -> None:

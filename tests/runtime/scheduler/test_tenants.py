@@ -1,0 +1,132 @@
+"""A tenant that floods the scheduler does not keep another one waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.scheduler.step_output import RequestError
+from support.scheduling import Answer, Harness
+
+OVERLAP = pytest.mark.parametrize("overlap", [True, False])
+LAG = 3
+"""Steps until a row that is taken away is free, and that with which the answer of a step is late."""
+
+
+def steps_to_first_token(harness: Harness, number: int) -> int:
+    answer = harness.submit([90, 91, number], 4, tenant=b"other", ignore_eos=True)
+    for step in range(1, 1000):
+        harness.step()
+        if answer.tokens:
+            return step
+    raise AssertionError("no token")
+
+
+def flood(harness: Harness, count: int, prompt: int = 8, max_tokens: int = 20) -> list[Answer]:
+    return [
+        harness.submit(
+            [number % 90, number // 90, *(place % 90 for place in range(prompt - 2))],
+            max_tokens,
+            tenant=b"flood",
+            ignore_eos=True,
+        )
+        for number in range(count)
+    ]
+
+
+@OVERLAP
+@pytest.mark.parametrize("begun", [0, 1, 2, 7, 40])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rows": 64, "pages": 4096},
+        {"pages": 24},
+        {"rows": 64, "pages": 4096, "budget": 8},
+        {"target_itl_ms": 1.0, "cache": "naive"},
+    ],
+    ids=["rows", "prompts", "pages", "budget", "time"],
+)
+def test_a_flood_does_not_delay_the_first_token_of_another_tenant(
+    overlap: bool, begun: int, options: dict[str, object]
+) -> None:
+    """Whatever is short: rows, pages, or the budget of prompt tokens."""
+    alone = steps_to_first_token(Harness(overlap=overlap, **options), 0)  # type: ignore[arg-type]
+    harness = Harness(overlap=overlap, **options)  # type: ignore[arg-type]
+    answers = flood(harness, 100)
+    for _ in range(begun):
+        harness.step()
+    waited = [steps_to_first_token(harness, number) for number in range(5)]
+    assert max(waited) <= 1.5 * alone + LAG
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in answers), "those that made room went on"
+    harness.check_idle()
+
+
+@OVERLAP
+def test_long_prompts_of_one_tenant_do_not_delay_short_ones_of_another(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, pages=4096, max_model_len=512, budget=16)
+    answers = flood(harness, 6, prompt=400)
+    for _ in range(10):
+        harness.step()
+    assert steps_to_first_token(harness, 0) <= 2 + LAG
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in answers)
+
+
+def test_a_tenant_alone_is_served_in_the_order_of_arrival_without_preemption() -> None:
+    harness = Harness()
+    answers = flood(harness, 50)
+    ended: list[Answer] = []
+    while harness.scheduler.has_work:
+        harness.step()
+        ended += [answer for answer in answers if answer.finish and answer not in ended]
+    assert ended == answers
+    assert harness.scheduler.counters.preemptions == 0
+
+
+def test_two_floods_get_equal_shares_of_the_rows() -> None:
+    harness = Harness(max_waiting=10_000)
+    one = flood(harness, 100)
+    for _ in range(20):
+        harness.step()
+    other = [
+        harness.submit([80, number % 90, 80 + number // 90], 20, tenant=b"other", ignore_eos=True)
+        for number in range(100)
+    ]
+    for _ in range(200):
+        harness.step()
+    rows = harness.scheduler.table.rows_of
+    assert abs(rows[b"flood"] - rows[b"other"]) <= 2
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in (*one, *other))
+
+
+def test_a_higher_priority_is_not_preempted_for_another_tenant() -> None:
+    harness = Harness(rows=2)
+    first = [harness.submit([1, number], 20, tenant=b"a", priority=1, ignore_eos=True) for number in range(2)]
+    for _ in range(4):
+        harness.step()
+    harness.submit([2], 1, tenant=b"b")
+    harness.run()
+    assert harness.scheduler.counters.preemptions == 0
+    assert all(answer.tokens == answer.expected() for answer in first)
+
+
+def test_a_queue_that_one_tenant_has_filled_has_room_for_another() -> None:
+    harness = Harness(max_waiting=20)
+    flood(harness, 20)
+    with pytest.raises(RequestError) as full:
+        flood(harness, 1)
+    assert full.value.code == "queue_full"
+    for number in range(10):
+        harness.submit([80, number], 1, tenant=b"other")
+    with pytest.raises(RequestError):
+        for number in range(10):
+            harness.submit([81, number], 1, tenant=b"other")
+    harness.run()
+    harness.check_idle()
+
+
+def test_a_tenant_has_a_limited_name() -> None:
+    with pytest.raises(RequestError, match="tenant has more than 64 bytes"):
+        Harness().submit([1], 1, tenant=b"t" * 65)
