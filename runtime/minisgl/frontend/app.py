@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -65,15 +66,35 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
         model = tokenizers.model or tokenizers.requests.model
         return json_response({"status": "ready", "model": None if model is None else model.card.name})
 
+    def model_names() -> tuple[str, ...]:
+        """Return the names of the model; in a frontend pod also while no engine is routable, because it holds requests
+        then. Raises ApiError."""
+        if tokenizers.model is None and config.ready_before_engine and config.names:
+            tokenizers.check_open()
+            tokenizers.check_serving()
+            return config.names
+        return served_model().all_names
+
+    def model_object(name: str) -> dict[str, Any]:
+        known = tokenizers.model or tokenizers.requests.model
+        return {
+            "id": name,
+            "object": "model",
+            # Start of the engine: the first half of an epoch is a time in ms. Before the first one, of the frontend.
+            "created": started_at if known is None else known.epoch[0] // 1000,
+            "owned_by": "minisgl",
+            "root": model_names()[0],
+            "parent": None,
+            "max_model_len": None if known is None else known.card.max_model_len,
+        }
+
     async def models(_: Request) -> Response:
-        served = served_model()
-        return json_response({"object": "list", "data": [_model_object(served, name) for name in served.all_names]})
+        return json_response({"object": "list", "data": [model_object(name) for name in model_names()]})
 
     async def model(request: Request) -> Response:
-        served = served_model()
-        name = request.path_params["name"]
-        check_model_name(name, served)
-        return json_response(_model_object(served, served.card.name if name == DEFAULT_MODEL else name))
+        name, names = request.path_params["name"], model_names()
+        check_model_name(name, names)
+        return json_response(model_object(names[0] if name == DEFAULT_MODEL else name))
 
     async def version(_: Request) -> Response:
         return json_response({"version": __version__})
@@ -90,10 +111,11 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     ) -> GenerationEndpoint:
         return GenerationEndpoint(tokenizers, config, constraints, parse, early_error)
 
+    started_at = int(time.time())
     constraints = ConstraintCheck(tokenizers)
     tokenization = TokenizationEndpoints(tokenizers, config)
     information = InformationEndpoints(tokenizers)
-    metrics = MetricsPage(tokenizers.requests, config.lost_lines_fd)
+    metrics = MetricsPage(tokenizers.requests, lambda: tokenizers.names, config.lost_lines_fd)
     # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.router.routes += [
@@ -143,16 +165,3 @@ def _bypass_framework(app: ASGIApp, path: str, page: ASGIApp) -> ASGIApp:
         await (page if matches else app)(scope, receive, send)
 
     return route
-
-
-def _model_object(model: ServedModel, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        # Start of the engine: the first half of an epoch is a time in ms.
-        "created": model.epoch[0] // 1000,
-        "owned_by": "minisgl",
-        "root": model.card.name,
-        "parent": None,
-        "max_model_len": model.card.max_model_len,
-    }

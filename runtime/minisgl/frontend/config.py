@@ -126,6 +126,9 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     ready_before_engine: bool = False
     """Report ready before an engine has been connected for the first time: in a cluster, a held request may be what
     starts one."""
+    names: tuple[str, ...] = ()
+    """Names of the model, which a request is checked against before an engine is connected; empty: unknown until
+    then."""
     header_seconds: float = 15.0
     """Longest time from the start of a request to the headers of a stream, even if no engine has queued it."""
     ping_seconds: float = 15.0

@@ -58,6 +58,7 @@ class FrontendServer:
             config.stale_seconds,
             self._requests,
             ready_before_engine=config.ready_before_engine,
+            names=config.names,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker_error: BaseException | None = None

@@ -84,8 +84,10 @@ class TokenizerPool:
         requests: RequestTracker,
         *,
         ready_before_engine: bool = False,
+        names: tuple[str, ...] = (),
     ) -> None:
-        """`ready_before_engine`: report ready before the first model is known."""
+        """`ready_before_engine`: report ready before the first model is known. `names`: those of the model, if they are
+        known before it is."""
         assert addresses, "a frontend needs a tokenizer worker"
         self._addresses = addresses
         self._stale_seconds = stale_seconds
@@ -93,6 +95,7 @@ class TokenizerPool:
         self._context = zmq.asyncio.Context()
         self._links: list[_Link] = []
         self._ready_before_engine = ready_before_engine
+        self._names = names
         self._rejection: tuple[str, str] | None = None
         """Code and message for new requests while none is taken."""
         self._closed: tuple[str, str] | None = None
@@ -113,6 +116,12 @@ class TokenizerPool:
     def model(self) -> ServedModel | None:
         """The served model; None until a scheduler has welcomed a worker."""
         return next((link.model for link in self._links if link.model is not None), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the model that is served, or was served last, or that engines will serve; empty: none is known."""
+        model = self.model or self.requests.model
+        return self._names if model is None else model.all_names
 
     def not_ready_reason(self) -> str | None:
         """Return why no request can be served now; None when one can."""
@@ -159,9 +168,13 @@ class TokenizerPool:
         """Let a request with a body of `size` bytes wait until it may be submitted. The caller must release it. Raises
         ApiError when new requests are rejected, when the model shall not serve, or when there is no room."""
         self.check_open()
+        self.check_serving()
+        return self.requests.held.hold(size)
+
+    def check_serving(self) -> None:
+        """Raises ApiError when no engine is routable and the model shall not serve."""
         if self.model is None and self.is_suspended:
             raise _not_serving()
-        return self.requests.held.hold(size)
 
     def check_open(self) -> None:
         """Raises ApiError when new requests are rejected."""
@@ -201,9 +214,10 @@ class TokenizerPool:
     async def check_constraints(
         self, constraints: Sequence[StructuredOutput], *, was_held: bool = False
     ) -> tuple[ConstraintProblem | None, ...]:
-        """Return the problem of each constraint in turn, up to the first one that has any. Workers of older versions
-        check none. Raises ApiError when no worker is available, or one is lost meanwhile."""
-        links = [link for link in self._available_links(was_held=was_held) if CHECK_CONSTRAINTS in link.features]
+        """Return the problem of each constraint in turn, up to the first one that has any. It needs no engine. Workers
+        of older versions check none. Raises ApiError when new requests are rejected, or a worker is lost meanwhile."""
+        self._check_taken(was_held=was_held)
+        links = [link for link in self._links if CHECK_CONSTRAINTS in link.features]
         if not links:
             return (None,) * len(constraints)
         question = CheckConstraints(id=secrets.token_bytes(REQUEST_ID_BYTES), constraints=tuple(constraints))
@@ -219,14 +233,18 @@ class TokenizerPool:
 
     def _available_links(self, *, was_held: bool = False) -> list[_Link]:
         """Return the links to workers that can take requests. Raises ApiError when there are none."""
-        if self._closed is not None:
-            raise ApiError.from_code(*self._closed)
-        if not was_held:
-            self.check_open()
+        self._check_taken(was_held=was_held)
         available = [link for link in self._links if link.model is not None]
         if not available:
             raise NotTaken(f"{self._links[0].problem(self._stale_seconds)}; retry")
         return available
+
+    def _check_taken(self, *, was_held: bool) -> None:
+        """Raises ApiError when requests of this kind are rejected."""
+        if self._closed is not None:
+            raise ApiError.from_code(*self._closed)
+        if not was_held:
+            self.check_open()
 
     def _on_state(self) -> None:
         """A link has news of its worker."""

@@ -118,6 +118,7 @@ def endpoint_groups(
         drain_seconds=options.drain_timeout,
         # A request may meet an engine that hangs, and then wait for its restart.
         accept_seconds=options.limits.stall_seconds + options.limits.queue_seconds,
+        names=names,
         limits=options.limits,
         access=options.access,
         **frontend,

@@ -15,31 +15,33 @@ import msgspec
 import openai
 import pytest
 
-from minisgl.frontend.config import FrontendConfig, RequestLimits
+from minisgl.frontend.config import Access, FrontendConfig, RequestLimits
 from minisgl.frontend.process import FrontendServer
 from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.wire.messages import Ack, EndDrain, Submit
 from minisgl.wire.status import SERVING_HEADER
-from support.frontend.chat_templates import CHATML
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row
-from support.frontend.stack import TOKENIZER, ids
+from support.frontend.stack import TEMPLATE, TOKENIZER, ids
 from support.tiny_tokenizers import write_directory
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 RESPONSES: dict[str, Any] = {"input": "Hi", "max_output_tokens": 1}
 MESSAGES: dict[str, Any] = {**CHAT, "model": "default"}
+BAD_CHAT: dict[str, Any] = {**CHAT, "messages": [{"role": "user", "content": "bad"}]}
+"""The model's template refuses it, which only its tokenizer knows."""
 
 
 class Pod:
     """A frontend with a control port, whose engine comes later."""
 
     def __init__(self, path: Path, **config: Any) -> None:
-        self.model = write_directory(path / "model", TOKENIZER, chat_template=CHATML)
+        self.model = write_directory(path / "model", TOKENIZER, chat_template=TEMPLATE)
         self._address = f"ipc://{path}/scheduler"
         tokenizer = TokenizerConfig(
             engines=LocalEngine(scheduler_address=self._address, model=str(self.model)),
             frontend_address=f"ipc://{path}/text",
+            names=config.get("names", ()),
         )
         self.server = FrontendServer(
             FrontendConfig(
@@ -69,7 +71,7 @@ class Pod:
         url = f"{self.url}{path}"
         if isinstance(body, bytes):
             options["content"] = body
-            options["headers"] = {"content-type": "application/json"}
+            options["headers"] = {"content-type": "application/json", **options.get("headers", {})}
         else:
             options["json"] = body
         return self._pool.submit(lambda: httpx.post(url, timeout=WAIT_SECONDS, **options))
@@ -190,9 +192,9 @@ def test_a_stream_with_headers_that_no_engine_takes_ends_in_an_error_event(
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {**CHAT, "n": -1}),
-        ("/v1/responses", {**RESPONSES, "max_output_tokens": -1}),
-        ("/v1/messages", {**MESSAGES, "max_tokens": -1}),
+        ("/v1/chat/completions", BAD_CHAT),
+        ("/v1/responses", {**RESPONSES, "input": "bad"}),
+        ("/v1/messages", {**BAD_CHAT, "model": "default"}),
     ],
 )
 def test_an_error_of_a_held_stream_without_headers_has_a_status(
@@ -217,15 +219,15 @@ def test_a_stream_that_no_engine_takes_before_its_headers_has_a_status(make_pod:
 @pytest.mark.parametrize(
     ("path", "body", "error"),
     [
-        ("/v1/chat/completions", {**CHAT, "n": -1}, 'data: {"error":{"message":"n: '),
+        ("/v1/chat/completions", BAD_CHAT, 'data: {"error":{"message":"'),
         (
             "/v1/responses",
-            {**RESPONSES, "max_output_tokens": -1},
+            {**RESPONSES, "input": "bad"},
             'event: error\ndata: {"type":"error","sequence_number":0,',
         ),
         (
             "/v1/messages",
-            {**MESSAGES, "max_tokens": -1},
+            {**BAD_CHAT, "model": "default"},
             'event: error\ndata: {"type":"error","error":{"type":"invalid_request_error"',
         ),
     ],
@@ -244,23 +246,10 @@ def test_an_error_in_the_body_of_a_held_stream_with_headers_is_an_event(
             for piece in pieces:
                 text += piece
     assert text.startswith(": ping\n\n")
-    assert error in text and '"code":"invalid_value"' in text
+    assert error in text and '"code":"chat_template_error"' in text
     assert not scheduler.received(Submit)
-    counted = re.compile(r'request_errors_total\S*code="invalid_value"\S* 1$', re.MULTILINE)
+    counted = re.compile(r'request_errors_total\S*code="chat_template_error"\S* 1$', re.MULTILINE)
     pod.until(lambda: counted.search(pod.http.get("/metrics").text) is not None)
-
-
-def test_a_held_body_that_is_no_json_gets_a_status_however_long_it_is_held(make_pod: MakePod) -> None:
-    pod = make_pod(header_seconds=0.1)
-    broken = pod.post("/v1/chat/completions", b'{"stream": true, broken')
-    pod.wait_for_held(1)
-    # A stream that came later has its headers.
-    with pod.http.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as response:
-        assert response.status_code == 200
-        pod.start_engine()
-        assert "data: [DONE]" in list(response.iter_lines())
-    refused = broken.result(WAIT_SECONDS)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
 
 
 def test_an_answer_in_one_piece_keeps_its_status_however_long_it_is_held(make_pod: MakePod) -> None:
@@ -271,13 +260,111 @@ def test_an_answer_in_one_piece_keeps_its_status_however_long_it_is_held(make_po
     assert pod.status()["held"] == 0
 
 
-def test_a_held_request_is_checked_only_when_an_engine_is_there(make_pod: MakePod) -> None:
+KEY = {"authorization": "Bearer sk-one"}
+
+
+@pytest.fixture(scope="module")
+def idle_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    """A frontend with keys and a known model, for requests that must not start an engine."""
+    path = tmp_path_factory.mktemp("idle")
+    (path / "keys").write_text("sk-one\n")
+    pod = Pod(path, names=("tiny", "other"), access=Access(api_keys=str(path / "keys")), max_body_bytes=1 << 20)
+    pod.until(lambda: pod.status()["ready"])
+    yield pod
+    pod.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status", "code"),
+    [
+        ("/v1/chat/completions", b"not json at all", KEY, 400, "invalid_json"),
+        ("/v1/chat/completions", b'{"stream": true, broken', KEY, 400, "invalid_json"),
+        ("/v1/chat/completions", b"", KEY, 400, "invalid_json"),
+        ("/v1/chat/completions", b"[]", KEY, 400, "invalid_value"),
+        ("/v1/chat/completions", b"{}", KEY, 400, "missing_required_parameter"),
+        ("/v1/completions", b"{}", KEY, 400, "missing_required_parameter"),
+        ("/v1/responses", b"{}", KEY, 400, "missing_required_parameter"),
+        ("/v1/messages", b"{}", KEY, 400, "missing_required_parameter"),
+        ("/generate", b"{}", KEY, 400, "invalid_value"),
+        ("/v1/chat/completions", {**CHAT, "n": -1}, KEY, 400, "invalid_value"),
+        ("/v1/chat/completions", {**CHAT, "model": "gpt-4o"}, KEY, 404, "model_not_found"),
+        ("/v1/completions", {"prompt": "Hi", "model": "gpt-4o"}, KEY, 404, "model_not_found"),
+        ("/v1/messages", {**CHAT, "model": "claude"}, KEY, 404, "model_not_found"),
+        ("/v1/completions", {"prompt": ["Hi"] * 4096}, KEY, 400, "invalid_value"),
+        ("/v1/completions", {"prompt": "x" * (1 << 20)}, KEY, 413, "body_too_large"),
+        ("/v1/completions", {"prompt": "Hi", "regex": "(" * 3}, KEY, 400, "invalid_grammar"),
+        ("/v1/completions", {"prompt": "Hi"}, KEY | {"x-request-timeout-ms": "soon"}, 400, "invalid_value"),
+        ("/v1/chat/completions", CHAT, {}, 401, "missing_api_key"),
+        ("/v1/chat/completions", CHAT, {"authorization": "Bearer sk-guess"}, 401, "invalid_api_key"),
+        ("/v1/chat/completion", CHAT, KEY, 404, "not_found"),
+        ("/wp-login.php", b"log=admin", KEY, 404, "not_found"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_at_once_and_starts_no_engine(
+    idle_pod: Pod, path: str, body: Any, headers: dict[str, str], status: int, code: str
+) -> None:
+    idle = idle_pod.status()["idle_seconds"]
+    response = idle_pod.post(path, body, headers=headers).result(WAIT_SECONDS)
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    now = idle_pod.status()
+    assert (now["held"], now["running"]) == (0, 0)
+    assert now["idle_seconds"] >= idle, "the model is as idle as before"
+
+
+@pytest.mark.parametrize("model", ["tiny", "other", "default", None])
+def test_a_valid_request_with_a_key_is_held(idle_pod: Pod, model: str | None) -> None:
+    body = CHAT if model is None else {**CHAT, "model": model}
+    with pytest.raises(httpx.ReadTimeout), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(httpx.post, f"{idle_pod.url}/v1/chat/completions", json=body, headers=KEY, timeout=1.0)
+        idle_pod.wait_for_held(1)
+        answer.result(WAIT_SECONDS)
+    idle_pod.wait_for_held(0)
+
+
+def test_an_invalid_request_does_not_keep_a_model_awake(make_pod: MakePod) -> None:
     pod = make_pod()
-    answers = [pod.post("/v1/chat/completions", b"{broken"), pod.post("/v1/chat/completions", {**CHAT, "n": -1})]
-    pod.wait_for_held(2)
     pod.start_engine()
-    assert [answer.result(WAIT_SECONDS).status_code for answer in answers] == [400, 400]
-    assert pod.server._tokenizers.requests.held.bytes == 0
+    pod.until(lambda: pod.http.get("/v1/models").status_code == 200)
+    pod.until(lambda: pod.status()["idle_seconds"] > 0)
+    before = pod.status()["idle_seconds"]
+    for body in (b"", b"{}", {**CHAT, "model": "gpt-4o"}, {**CHAT, "regex": "((("}):
+        assert pod.post("/v1/chat/completions", body).result(WAIT_SECONDS).status_code in (400, 404)
+    assert pod.status()["idle_seconds"] >= before
+    assert pod.post("/v1/chat/completions", CHAT).result(WAIT_SECONDS).status_code == 200
+
+
+def test_a_model_at_zero_is_listed_and_measured(idle_pod: Pod) -> None:
+    models = httpx.get(f"{idle_pod.url}/v1/models", headers=KEY).json()["data"]
+    assert [(model["id"], model["root"], model["max_model_len"]) for model in models] == [
+        ("tiny", "tiny", None),
+        ("other", "tiny", None),
+    ]
+    assert all(model["created"] > 1_700_000_000 for model in models)
+    assert httpx.get(f"{idle_pod.url}/v1/models/other", headers=KEY).json()["id"] == "other"
+    assert httpx.get(f"{idle_pod.url}/v1/models/gpt-4o", headers=KEY).status_code == 404
+    page = httpx.get(f"{idle_pod.url}/metrics").text
+    for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        assert re.search(rf'^vllm:{gauge}{{model_name="tiny",engine="0"}} 0(\.0)?$', page, re.MULTILINE), gauge
+    assert idle_pod.status()["held"] == 0
+
+
+def test_a_suspended_model_is_not_listed(make_pod: MakePod) -> None:
+    pod = make_pod(names=("tiny",))
+    pod.status(serving="false")
+    response = pod.http.get("/v1/models")
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "not_serving")
+
+
+def test_a_model_that_goes_to_zero_is_listed_as_it_was_served(make_pod: MakePod) -> None:
+    pod = make_pod(names=("tiny",))
+    pod.start_engine()
+    pod.until(lambda: any(replica["routable"] for replica in pod.status()["replicas"]))
+    served = pod.http.get("/v1/models").json()
+    assert served["data"][0]["max_model_len"]
+    assert pod.scheduler is not None
+    pod.scheduler.close()
+    pod.until(lambda: not any(replica["routable"] for replica in pod.status()["replicas"]))
+    assert pod.http.get("/v1/models").json() == served
 
 
 def test_held_requests_leave_in_the_order_of_their_arrival(make_pod: MakePod) -> None:

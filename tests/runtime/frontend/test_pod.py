@@ -83,7 +83,7 @@ class FrontendPod:
 
     def start_engine(self, answer: Callable[[Submit], list[FromScheduler]]) -> Pod:
         pod = self.pods.start(0, self.model, answer)
-        eventually(lambda: self.http.get("/v1/models").status_code == 200)
+        eventually(lambda: any(replica["routable"] for replica in self.control.get("/status").json()["replicas"]))
         return pod
 
     def close(self) -> None:
@@ -106,7 +106,10 @@ def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
     assert frontend.control.get("/startup").status_code == 200
     # It is ready without an engine, because it holds requests.
     eventually(lambda: frontend.control.get("/ready").json() == {"ready": True, "reason": ""})
-    eventually(lambda: "127.0.0.2" in frontend.http.get("/v1/models").json()["error"]["message"])
+    eventually(lambda: "127.0.0.2" in frontend.http.get("/model_info").json()["error"]["message"])
+    idle = frontend.http.get("/v1/models").json()["data"]
+    assert [(model["id"], model["max_model_len"]) for model in idle] == [("a", None), ("b", None)]
+    assert frontend.http.post("/v1/chat/completions", json={**CHAT, "model": "tiny"}).status_code == 404
     refused = frontend.http.post("/v1/chat/completions", json=CHAT)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
     assert int(refused.headers["retry-after"]) >= 1

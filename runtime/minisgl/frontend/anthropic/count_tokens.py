@@ -35,7 +35,7 @@ class TokenCount:
         body = decode(_decoder, raw)
         conversation = parse_conversation(body)
         headers = ignored_params(request.headers, (*unknown_fields(CountTokensBody, raw), *conversation.ignored))
-        response_model_name(body.model, self._tokenizers.model)
+        response_model_name(body.model, self._tokenizers.names)
         continues = conversation.parsed.continues
         reply = await self._tokenizers.ask(
             Encode(

@@ -4,8 +4,9 @@ A client gets its full response or an error. Headers of success are sent when th
 of a stream after 15 seconds at the latest. A stream that cannot be completed ends in an error event, and then the
 connection breaks without the end that HTTP promises, so that no client can take it for a complete response.
 
-While no engine is routable, requests are held as they came. They are parsed when one is, because their defaults and the
-check of their constraints depend on the model.
+A request is checked before anything else happens to it, also while no engine is routable: a held request may start a
+model that is scaled to zero, so only a valid one is held. It is parsed again when an engine is there, because its
+defaults depend on the model.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconne
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.generation.prompt_length import check_prompt_lengths
-from minisgl.frontend.generation.request import GenerationRequest, generate_messages
+from minisgl.frontend.generation.request import GenerationRequest, deadline_ms, generate_messages
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
 from minisgl.frontend.generation.sampling import outside_vocabulary
 from minisgl.frontend.generation.stream_opening import StreamOpening
@@ -74,9 +75,15 @@ class GenerationEndpoint:
         record, requests = record_of(scope), self._tokenizers.requests
         body = await read_json_body(scope, receive, self._config.max_body_bytes)
         opening = StreamOpening(send, body, record.started_at + self._config.header_seconds, self._config.ping_seconds)
+        request: GenerationRequest | None = await self._checked(record, Headers(scope=scope), body)
+        if self._tokenizers.must_hold:
+            # Only the body is kept while it waits.
+            request = None
+        # Not before: a request that is refused does not use the model, and must not keep it from being scaled to zero.
         requests.begin_generation()
         try:
-            while not await self._answer(scope, receive, send, body, opening):
+            while not await self._answer(scope, receive, send, body, request, opening):
+                request = None
                 requests.withdraw(record)
         except ApiError as error:
             if not opening.is_open:
@@ -88,18 +95,24 @@ class GenerationEndpoint:
         finally:
             requests.end_generation(asyncio.get_running_loop().time())
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, body: bytes, opening: StreamOpening) -> bool:
-        """Return False if no worker took the request, although an engine was routable just now."""
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        body: bytes,
+        request: GenerationRequest | None,
+        opening: StreamOpening,
+    ) -> bool:
+        """Return False if no worker took the request, although an engine was routable just now. `request`: the body as
+        it was checked for this attempt; None: it has to be checked again."""
         record, headers = record_of(scope), Headers(scope=scope)
         held = await self._hold(record, receive, body, opening) if self._tokenizers.must_hold else None
         try:
-            request = await self._parsed(body)
-            check_prompt_lengths(request, self._tokenizers.model)
-            await self._constraints.check(request, was_held=held is not None)
-            # Before it is submitted, because a client may prefer that unknown fields are refused.
-            ignored = (*request.ignored, *self._outside_vocabulary(request))
+            if request is None:
+                request = await self._checked(record, headers, body, was_held=held is not None)
+            ignored = self._ignored(request)
             response_headers = ignored_params(headers, ignored)
-            record.model = response_model_name(request.model, self._tokenizers.model)
             waited = asyncio.get_running_loop().time() - record.started_at
             messages = generate_messages(request, headers, waited, record.tenant)
             stream = self._tokenizers.submit(record, messages, request.n, held)
@@ -149,6 +162,19 @@ class GenerationEndpoint:
             record.is_held = False
         return held
 
+    async def _checked(
+        self, record: RequestRecord, headers: Headers, body: bytes, *, was_held: bool = False
+    ) -> GenerationRequest:
+        """Return the request, as far as it can be checked without an engine. Raises ApiError."""
+        request = await self._parsed(body)
+        record.model = response_model_name(request.model, self._tokenizers.names)
+        # A client may prefer that unknown fields are refused.
+        ignored_params(headers, self._ignored(request))
+        deadline_ms(request, headers)
+        check_prompt_lengths(request, self._tokenizers.model)
+        await self._constraints.check(request, was_held=was_held)
+        return request
+
     async def _parsed(self, body: bytes) -> GenerationRequest:
         model = self._tokenizers.model
         defaults = SamplingDefaults() if model is None else model.defaults
@@ -156,6 +182,10 @@ class GenerationEndpoint:
             # Streams go on meanwhile.
             return await asyncio.to_thread(self._parse, body, defaults)
         return self._parse(body, defaults)
+
+    def _ignored(self, request: GenerationRequest) -> tuple[str, ...]:
+        """Fields that the answer will not honour."""
+        return (*request.ignored, *self._outside_vocabulary(request))
 
     def _outside_vocabulary(self, request: GenerationRequest) -> tuple[str, ...]:
         model = self._tokenizers.model

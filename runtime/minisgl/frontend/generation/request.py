@@ -83,7 +83,7 @@ def generate_messages(
     """Return a message for each choice of a tenant's request that has waited for some seconds: choice j of prompt i is
     at i · n + j. Raises ApiError for a bad timeout."""
     digest = hashlib.blake2b(tenant.encode("utf-8", "replace"), digest_size=8).digest()
-    deadline_ms = _deadline_ms(request, headers, waited)
+    deadline = deadline_ms(request, headers, waited)
     same = {name: getattr(request, name) for name in _SAME_IN_EVERY_CHOICE}
     variants = [_params_of_choice(request.params, j) for j in range(request.n)]
     return [
@@ -93,7 +93,7 @@ def generate_messages(
             prompt=prompt.text,
             tokens=prompt.tokens,
             params=params,
-            deadline_ms=deadline_ms,
+            deadline_ms=deadline,
             tenant=digest,
             **same,
         )
@@ -137,8 +137,9 @@ def _params_of_choice(params: SamplingParams, choice: int) -> SamplingParams:
     return msgspec.structs.replace(params, seed=derived_seed(params.seed, choice))
 
 
-def _deadline_ms(request: GenerationRequest, headers: Headers, waited: float) -> int:
-    """Return the earliest deadline of body and headers, in Unix time; 0: none."""
+def deadline_ms(request: GenerationRequest, headers: Headers, waited: float = 0.0) -> int:
+    """Return the earliest deadline of body and headers, in Unix time, of a request that has waited for some seconds;
+    0: none. Raises ApiError for a bad timeout."""
     seconds = [] if request.timeout_seconds is None else [request.timeout_seconds]
     if (given := headers.get("x-request-timeout-ms")) is not None:
         milliseconds = _number(given)

@@ -34,6 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
     """Return the page in Prometheus' text format 0.0.4."""
     page = _Page(f'model_name="{_escape(now.model_name)}",engine="0"')
+    _load(page, now)
     if now.status is not None:
         _engine(page, now.status)
     page.gauge("minisgl:engine_last_step_age_seconds", "Time without a step while requests run.", now.step_age)
@@ -50,17 +51,28 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
     return page.text()
 
 
+def _load(page: _Page, now: Snapshot) -> None:
+    """The gauges by which gateways choose an endpoint and autoscalers a size. They need values without an engine, too:
+    a missing series is an error to them, and a load of 0 beside requests that wait for an engine a reason to remove
+    replicas."""
+    status = now.status
+    if status is None:
+        running, usage = 0, 0.0
+        waiting = now.phases.get("held", 0) + now.phases.get("waiting", 0)
+    else:
+        running, waiting, usage = status.running, status.waiting, status.used_pages / max(status.num_pages, 1)
+    page.gauge("vllm:num_requests_running", "Requests in the batch.", running)
+    page.gauge("vllm:num_requests_waiting", "Requests that wait for a place in the batch, or for an engine.", waiting)
+    usage_text = "Fraction of KV pages that requests hold, 0 to 1; cached pages that can be evicted do not count."
+    page.gauge("vllm:kv_cache_usage_perc", usage_text, usage)
+
+
 def _engine(page: _Page, status: Status) -> None:
-    usage = status.used_pages / max(status.num_pages, 1)
     size = status.num_pages * status.page_size
     pool = f',block_size="{status.page_size}",num_gpu_blocks="{status.num_pages}",kv_cache_size_tokens="{size}"'
-    page.gauge("vllm:num_requests_running", "Requests in the batch.", status.running)
-    page.gauge("vllm:num_requests_waiting", "Requests that wait for a place in the batch.", status.waiting)
     by_reason = {"capacity": status.waiting - status.deferred, "deferred": status.deferred}
     reason_text = "Waiting requests by reason; deferred: their grammars are being compiled."
     page.labelled("vllm:num_requests_waiting_by_reason", "gauge", reason_text, "reason", by_reason)
-    usage_text = "Fraction of KV pages that requests hold, 0 to 1; cached pages that can be evicted do not count."
-    page.gauge("vllm:kv_cache_usage_perc", usage_text, usage)
     page.gauge("vllm:cache_config_info", "Size of the KV pool.", 1, pool)
     if len(status.queue_times) == len(QUEUE_TIME_EDGES) + 1:
         name, text = "vllm:request_queue_time_seconds", "Time in the scheduler's queue."

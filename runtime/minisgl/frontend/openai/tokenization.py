@@ -92,5 +92,5 @@ class TokenizationEndpoints:
         """Return the body and the headers for the response."""
         raw = await read_json_body(request.scope, request.receive, self._max_body_bytes)
         body = decode(decoder, raw)
-        response_model_name(body.model, self._tokenizers.model)
+        response_model_name(body.model, self._tokenizers.names)
         return body, ignored_params(request.headers, unknown_fields(type(body), raw))

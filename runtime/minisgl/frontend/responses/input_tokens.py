@@ -29,7 +29,7 @@ class InputTokens:
         raw = await read_json_body(request.scope, request.receive, self._max_body_bytes)
         parsed = parse_responses(raw, SamplingDefaults())
         headers = ignored_params(request.headers, parsed.ignored)
-        response_model_name(parsed.model, self._tokenizers.model)
+        response_model_name(parsed.model, self._tokenizers.names)
         reply = await self._tokenizers.ask(
             Encode(
                 id=secrets.token_bytes(REQUEST_ID_BYTES),

@@ -85,7 +85,7 @@ class Admission:
             self._checking -= 1
 
     def hold(self, has_room: bool) -> None:
-        """Let a request wait whose body is not parsed. `has_room`: there is room for the body. Raises ApiError."""
+        """Let a request wait for an engine. `has_room`: there is room for its body. Raises ApiError."""
         if not has_room:
             raise self._reject("held_bytes", "queue_full", "no engine is connected, and many requests wait for one")
         if self.waiting >= self._limits.waiting:

@@ -1,4 +1,4 @@
-"""Requests that wait because no engine is routable. Their bodies are kept as they came, and are parsed when one is.
+"""Valid requests that wait because no engine is routable. Their bodies are kept as they came.
 
 They leave in the order of their arrival, a few at a time, as far as the limits on waiting requests have room. Until all
 have left, new requests wait behind them.

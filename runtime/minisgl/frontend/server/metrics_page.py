@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,17 +16,21 @@ from minisgl.logging import LostLines
 class MetricsPage:
     """ASGI application."""
 
-    def __init__(self, requests: RequestTracker, lost_lines_fd: int | None) -> None:
-        """`lost_lines_fd`: as in FrontendConfig."""
+    def __init__(
+        self, requests: RequestTracker, names: Callable[[], Sequence[str]], lost_lines_fd: int | None
+    ) -> None:
+        """`names` returns those of the model, the first of which is a label; empty: none is known. `lost_lines_fd`: as
+        in FrontendConfig."""
         self._requests = requests
+        self._names = names
         self._lost_lines_fd = lost_lines_fd
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        requests = self._requests
+        requests, names = self._requests, self._names()
         if self._lost_lines_fd is not None:
             requests.metrics.lost_lines.value = LostLines.read(self._lost_lines_fd)
         snapshot = Snapshot(
-            "" if requests.model is None else requests.model.card.name,
+            names[0] if names else "",
             requests.status,
             requests.step_age(asyncio.get_running_loop().time()),
             requests.phases(),

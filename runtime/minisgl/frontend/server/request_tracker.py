@@ -63,7 +63,7 @@ class RequestTracker:
         access_log.write(record, now)
 
     def begin_generation(self) -> None:
-        """Count a generation request whose body is read."""
+        """Count a valid generation request."""
         self._generations += 1
 
     def end_generation(self, now: float) -> None:

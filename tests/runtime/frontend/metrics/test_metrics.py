@@ -167,10 +167,16 @@ def test_a_value_on_an_edge_is_in_the_bucket_below() -> None:
 
 
 def test_label_values_are_escaped() -> None:
-    text = render(FrontendMetrics(), Snapshot('a"\\\nb', None, 0.0, {})).decode()
-    families = list(text_string_to_metric_families(text))
+    text = render(FrontendMetrics(), Snapshot('a"\\\nb', STATUS, 0.0, {})).decode()
+    families = text_string_to_metric_families(text)
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
-    assert not any(family.name == "vllm:num_requests_running" for family in families), "there is no engine"
+
+
+def test_the_gauges_of_the_load_are_there_without_an_engine() -> None:
+    found = samples(render(FrontendMetrics(), Snapshot("org/tiny", None, 0.0, {"held": 2, "waiting": 1})).decode())
+    gauges = {"num_requests_running": 0, "num_requests_waiting": 3, "kv_cache_usage_perc": 0}
+    assert {name: found[f"vllm:{name}", ()] for name in gauges} == gauges
+    assert not any(name.startswith("vllm:generation_tokens") for name, _ in found), "counters do not begin anew"
 
 
 def test_a_completed_request_is_counted(make_stack: MakeStack) -> None:
