@@ -37,6 +37,7 @@ class Reason(StrEnum):
     CACHED = "Cached"
     NOT_NEEDED = "NotNeeded"
     WAITING_FOR_FETCH = "WaitingForFetch"
+    FETCH_SUSPENDED = "FetchSuspended"
     DOWNLOADING = "Downloading"
     AUTH_REQUIRED = "AuthRequired"
     NOT_FOUND = "NotFound"
@@ -54,6 +55,8 @@ class Reason(StrEnum):
     FIELDS_REQUIRED = "FieldsRequired"
     POD_REFUSED = "PodRefused"
     POD_NOT_STARTED = "PodNotStarted"
+    POD_ENDED_BY_NODE = "PodEndedByNode"
+    CLAIM_LOST = "ClaimLost"
     NO_STORAGE_CLASS = "NoStorageClass"
     IMAGE_PULL_FAILED = "ImagePullFailed"
 

@@ -69,6 +69,8 @@ class LastFailure(ApiModel):
     """The rank."""
     pod: Text | None = None
     """Pod of the rank."""
+    node: Text | None = None
+    """Node that refused the pod or ended it, such as for want of memory; absent for a failure of a process."""
     reason: Text | None = None
     """Reason as one word."""
     exit_code: Annotated[Integer, Field(ge=-_MAX_COUNT, le=_MAX_COUNT)] | None = None

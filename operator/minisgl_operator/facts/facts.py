@@ -25,6 +25,7 @@ from minisgl_operator.facts import fetch_status as fetches
 from minisgl_operator.facts.admission import Admission, admission_of
 from minisgl_operator.facts.autoscaling import Decision, Load, until_next_decision
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
+from minisgl_operator.facts.ended_pods import EndedPod, ended_pod
 from minisgl_operator.facts.gang import GangStarts, is_placed_together
 from minisgl_operator.facts.history import History
 from minisgl_operator.facts.load import load_of
@@ -386,9 +387,21 @@ class Facts:
 
     @cached_property
     def failing_frontends(self) -> bool:
-        return any(
+        return any(each.component == names.FRONTEND for each in self.ended_pods) or any(
             component(pod) == names.FRONTEND and cannot_run(pod) and not is_deleting(pod) for pod in self.observed.pods
         )
+
+    @cached_property
+    def ended_pods(self) -> tuple[EndedPod, ...]:
+        """Pods that their nodes refused or ended, and without which something is missing, those of engines first. Of a
+        Deployment and of a Job such pods stay as a record; they say nothing once others have done their work."""
+        engines = [replica.ended for replica in self.replicas if replica.ended is not None and not replica.ready]
+        missing = set() if self.ready_frontends >= self.model.spec.frontend.replicas else {names.FRONTEND}
+        youngest = None if self.fetch_job is None else fetches.youngest_pod(self.fetch_job, self.observed)
+        others = [pod for pod in self.observed.pods if component(pod) in missing]
+        if youngest is not None and not self.cached:
+            others.append(youngest)
+        return (*engines, *(found for pod in others if (found := ended_pod(pod)) is not None))
 
     @cached_property
     def fetch_job(self) -> Manifest | None:
@@ -460,6 +473,8 @@ class Facts:
         if pvc is None:
             return None
         name = str(pvc["metadata"]["name"])
+        if (pvc.get("status") or {}).get("phase") == "Lost":
+            return PodFailure(Reason.CLAIM_LOST, str(pvc["spec"].get("volumeName") or ""), subject=name)
         if (pvc.get("status") or {}).get("phase") == "Pending":
             for event in reversed(self.observed.events_of(pvc)):
                 if event.reason in ("ProvisioningFailed", "FailedBinding"):

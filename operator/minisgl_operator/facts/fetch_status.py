@@ -19,7 +19,7 @@ from minisgl_operator.api.objects import (
 )
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.observed import Observed, Report
-from minisgl_operator.facts.pods import component, last_terminations
+from minisgl_operator.facts.pods import component, is_ended_by_node, last_terminations
 from minisgl_operator.facts.unknown_flags import unknown_flags
 from minisgl_operator.render import model_files, names
 
@@ -36,7 +36,7 @@ _PHASES: Final[tuple[FetchPhase, ...]] = get_args(FetchPhase)
 class FetchStatus:
     """`failed`: the Job has failed, and a retry needs a new Job. `percent` is in steps of 5. `needed_bytes`: bytes to
     download that do not fit into the `free_bytes` of the claim; 0 if they fit. `unknown_flags`: arguments that the
-    image refused."""
+    image refused. `suspended`: the Job waits for the queue that has suspended it. `failures`: pods that have failed."""
 
     phase: FetchPhase | Literal["Pending"]
     percent: int = 0
@@ -47,6 +47,8 @@ class FetchStatus:
     needed_bytes: int = 0
     free_bytes: int = 0
     unknown_flags: str = ""
+    suspended: bool = False
+    failures: int = 0
 
 
 def fetch_job(model: InferenceModel, observed: Observed) -> Manifest | None:
@@ -61,18 +63,21 @@ def fetch_status(job: Manifest | None, observed: Observed) -> FetchStatus:
         return FetchStatus("Pending")
     done, failed = has_condition(job, "Complete"), has_condition(job, "Failed")
     report = _last_report(job, observed)
+    end = {} if report.get("reason") else _unreported_end(job, observed)
     phase = report.get("phase")
     percent = report.get("percent")
     return FetchStatus(
         phase="Done" if done else "Failed" if failed else phase if phase in _PHASES else "Pending",
         percent=100 if done else _rounded_down(percent),
         commit=str(report.get("commit") or ""),
-        reason=str(report.get("reason") or ""),
-        message=str(report.get("message") or ""),
+        reason=str(report.get("reason") or end.get("reason") or ""),
+        message=str(report.get("message") or end.get("message") or ""),
         failed=failed,
         needed_bytes=_bytes(report.get("needed_bytes")),
         free_bytes=_bytes(report.get("free_bytes")),
         unknown_flags="" if report else _refused_flags(job, observed),
+        suspended=has_condition(job, "Suspended"),
+        failures=int((job.get("status") or {}).get("failed") or 0),
     )
 
 
@@ -147,6 +152,26 @@ def _last_report(job: Manifest, observed: Observed) -> Report:
             return report
         started = started or report
     return started
+
+
+def _unreported_end(job: Manifest, observed: Observed) -> Report:
+    """Reason and message of the end of the youngest pod, if its process could not report it, as when it was killed.
+    Empty while that pod runs, and if its node ended it, which says nothing about the fetch."""
+    pod = youngest_pod(job, observed)
+    if pod is None or is_ended_by_node(pod) or (pod.get("status") or {}).get("phase") != "Failed":
+        return {}
+    for ended in last_terminations(pod):
+        output = str(ended.get("message") or "")
+        if ended.get("reason") == "OOMKilled":
+            return {"reason": "OutOfMemory", "message": "the kernel killed it for want of memory"}
+        if _decode_report(output) or unknown_flags(output):
+            return {}
+        return {"reason": "Error", "message": f"exit code {ended.get('exitCode')}{output and f': {output}'}"}
+    return {}
+
+
+def youngest_pod(job: Manifest, observed: Observed) -> Manifest | None:
+    return next(iter(_pods_of(job, observed)), None)
 
 
 def _pods_of(job: Manifest, observed: Observed) -> list[Manifest]:

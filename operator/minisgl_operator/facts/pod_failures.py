@@ -11,7 +11,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, condition_of
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.observed import ObjectEvent
-from minisgl_operator.facts.pods import component, containers, is_unschedulable
+from minisgl_operator.facts.pods import added_container, component, containers, init_containers, is_unschedulable
 from minisgl_operator.render import names
 
 _IMAGE_REASONS: Final = frozenset(
@@ -28,6 +28,7 @@ _MISSING_MOUNTED_KEY: Final = re.compile(
 )
 _ATTACHED_VOLUME: Final = re.compile(r"for volume \"([^\"]+)\"")
 _MISSING_PVC: Final = re.compile(r"persistentvolumeclaim \"([^\"]+)\" (not found|is being deleted)")
+_LOST_PVC: Final = re.compile(r"persistentvolumeclaim \"([^\"]+)\" bound to non-existent persistentvolume \"([^\"]*)\"")
 _PULLED_IMAGE: Final = re.compile(r"image \"([^\"]+)\"")
 _QUOTA: Final = re.compile(r"exceeded quota: .*")
 _REQUIRED_BY_QUOTA: Final = re.compile(r"failed quota: ([^:]+): must specify (.*)")
@@ -52,7 +53,9 @@ class PodFailure:
 
     `message` quotes Kubernetes; for an image it is the container's, and for missing fields it lists them. `pod` is None
     when the failure is not about one pod. `subject` is the image that cannot be pulled, the object that is missing, the
-    one that lacks `key`, the quota that requires fields, or the field with a request above the limit.
+    one that lacks `key`, the claim without its volume, the quota that requires
+    fields, or the field with a request above the limit. `container`: the one that cannot start, if the operator does
+    not set it.
     """
 
     reason: Reason
@@ -60,25 +63,28 @@ class PodFailure:
     pod: Manifest | None = None
     subject: str = ""
     key: str = ""
+    container: str = ""
 
 
 def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], gpu_resource: str) -> PodFailure | None:
     """The failure that keeps the pod from running; None without one so far."""
     if is_unschedulable(pod):
         return _scheduling(pod, gpu_resource)
-    for container in containers(pod):
+    for container in (*init_containers(pod), *containers(pod)):
         waiting = (container.get("state") or {}).get("waiting")
         if waiting is None:
             continue
         reason, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+        added = added_container(pod, container)
         if reason in _IMAGE_REASONS:
             pulled = _PULLED_IMAGE.search(message)
             image = str(container.get("image") or "")
-            return PodFailure(Reason.IMAGE_PULL_FAILED, image, pod, pulled.group(1) if pulled else image)
+            subject = pulled.group(1) if pulled else image
+            return PodFailure(Reason.IMAGE_PULL_FAILED, image, pod, subject, container=added)
         if reason == "CreateContainerConfigError":
-            return _missing_reference(message) or _not_started(pod, message)
+            return _missing_reference(message) or _not_started(pod, message, added)
         if reason in _START_REASONS:
-            return _not_started(pod, message)
+            return _not_started(pod, message, added)
         if reason == "CrashLoopBackOff" and component(pod) == names.FRONTEND:
             return PodFailure(Reason.CRASHED, message, pod)
         if reason == "ContainerCreating" and (problem := _volume_problem(events)):
@@ -156,14 +162,16 @@ def _scheduling(pod: Manifest, gpu_resource: str) -> PodFailure:
     assert found is not None
     # The rest of the message lists possible evictions, and changes from attempt to attempt.
     text = quote(str(found.get("message") or "").split(" preemption:")[0])
+    if lost := _LOST_PVC.search(text):
+        return PodFailure(Reason.CLAIM_LOST, lost.group(2), subject=lost.group(1))
     if pvc := _MISSING_PVC.search(text):
         return PodFailure(Reason.CLAIM_NOT_FOUND, pvc.group(2), subject=f'PersistentVolumeClaim "{pvc.group(1)}"')
     short_of_gpus = f"Insufficient {gpu_resource}" in text
     return PodFailure(Reason.INSUFFICIENT_GPU if short_of_gpus else Reason.UNSCHEDULABLE, text, pod)
 
 
-def _not_started(pod: Manifest, message: str) -> PodFailure:
-    return PodFailure(Reason.POD_NOT_STARTED, quote(message), pod)
+def _not_started(pod: Manifest, message: str, container: str = "") -> PodFailure:
+    return PodFailure(Reason.POD_NOT_STARTED, quote(message), pod, container=container)
 
 
 def _missing_reference(message: str) -> PodFailure | None:

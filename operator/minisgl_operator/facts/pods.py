@@ -53,13 +53,32 @@ def containers(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
     return tuple((pod.get("status") or {}).get("containerStatuses") or ())
 
 
+def init_containers(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
+    """Statuses of the pod's init containers, all of which others have added: sidecars and what admission injects."""
+    return tuple((pod.get("status") or {}).get("initContainerStatuses") or ())
+
+
+def added_container(pod: Manifest, container: Mapping[str, Any]) -> str:
+    """The name of a container that is not the operator's; "" for its own one, which has the name of the component."""
+    name = str(container.get("name") or "")
+    return "" if name == component(pod) else name
+
+
+def failing_container(pod: Manifest) -> Mapping[str, Any] | None:
+    """The first container that cannot start or keeps terminating. Init containers come first: others wait for them."""
+    found = (*init_containers(pod), *containers(pod))
+    return next((each for each in found if _waiting_reason(each) in _FAILED_WAITING_REASONS), None)
+
+
 def waiting_reason(pod: Manifest) -> str:
-    """The reason why the first waiting container waits; "" without one."""
-    for container in containers(pod):
-        waiting = (container.get("state") or {}).get("waiting")
-        if waiting is not None:
-            return str(waiting.get("reason") or "")
-    return ""
+    """The reason why a container waits, one that cannot start first; "" without one."""
+    failing = failing_container(pod)
+    waiting = containers(pod) if failing is None else (failing,)
+    return next((reason for each in waiting if (reason := _waiting_reason(each))), "")
+
+
+def _waiting_reason(container: Mapping[str, Any]) -> str:
+    return str(((container.get("state") or {}).get("waiting") or {}).get("reason") or "")
 
 
 def is_unschedulable(pod: Manifest) -> bool:
@@ -67,9 +86,15 @@ def is_unschedulable(pod: Manifest) -> bool:
     return found is not None and found["status"] == "False" and found.get("reason") == "Unschedulable"
 
 
+def is_ended_by_node(pod: Manifest) -> bool:
+    """True if a kubelet has refused the pod or ended it. Such a pod never runs again."""
+    status = pod.get("status") or {}
+    return status.get("phase") == "Failed" and bool(status.get("reason"))
+
+
 def cannot_run(pod: Manifest) -> bool:
     """True if the pod is unschedulable, or a container cannot start or keeps terminating."""
-    return waiting_reason(pod) in _FAILED_WAITING_REASONS or is_unschedulable(pod)
+    return failing_container(pod) is not None or is_unschedulable(pod)
 
 
 def containers_started(pod: Manifest) -> bool:
@@ -78,13 +103,20 @@ def containers_started(pod: Manifest) -> bool:
     return bool(found) and all(container.get("started") for container in found)
 
 
+def containers_run(pod: Manifest) -> bool:
+    """True if a container runs, whether it has started or not."""
+    return any((container.get("state") or {}).get("running") is not None for container in containers(pod))
+
+
 def last_terminations(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
-    """The last termination of each container that has terminated."""
-    found = []
-    for container in containers(pod):
+    """The last termination of each container that has terminated, that of one that keeps terminating first. Init
+    containers that have done their work do not count."""
+    failing, found = failing_container(pod), []
+    others = [each for each in (*init_containers(pod), *containers(pod)) if each is not failing]
+    for container in (*(() if failing is None else (failing,)), *others):
         states = (container.get("state") or {}, container.get("lastState") or {})
         ended = next((state["terminated"] for state in states if state.get("terminated") is not None), None)
-        if ended is not None:
+        if ended is not None and (ended.get("exitCode") != 0 or container not in init_containers(pod)):
             found.append(ended)
     return tuple(found)
 

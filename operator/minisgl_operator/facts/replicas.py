@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 from minisgl.wire.status import EnginePhase
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, condition_of, controller_uid, has_condition, is_deleting, parse_time
+from minisgl_operator.facts.ended_pods import EndedPod, ended_pod_of_replica
 from minisgl_operator.facts.observed import Observed, Report, Unreachable
 from minisgl_operator.facts.pod_failures import PodFailure, refusal_of
 from minisgl_operator.facts.pods import (
@@ -39,7 +40,7 @@ class Replica:
 
     `report` is the leader's. `unreachable`: a pod has started, and its launcher did not answer the last probe.
     `current_revision` is the revision that the spec asks for; `revision` is the replica's own. `refusal`: the reason
-    why missing pods cannot be created.
+    why missing pods cannot be created. `ended`: the pod that its node ended last, if its successor does not run.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Replica:
     unreachable: bool
     refusal: PodFailure | None
     routing: Routing
+    ended: EndedPod | None = None
 
     @cached_property
     def revision(self) -> str | None:
@@ -173,7 +175,7 @@ class Replica:
         False for a replica that restarts, and for one whose state is unknown."""
         if self.pods_ready:
             return False
-        if any(cannot_run(pod) for pod in self.pods):
+        if self.ended is not None or any(cannot_run(pod) for pod in self.pods):
             return True
         if self.report is None:
             # Without pods this is True as well.
@@ -201,6 +203,8 @@ class Replica:
         """True if it is not ready, and neither starting nor being replaced."""
         if self.ready:
             return False
+        if self.ended is not None:
+            return True
         return self.phase in ("Failed", "Restarting", "Unknown") or any(
             cannot_run(pod) and not is_deleting(pod) for pod in self.pods
         )
@@ -262,6 +266,7 @@ def replica_at(
     name = names.replica(model, index)
     live = observed.child("StatefulSet", name)
     stateful_set = live if live is not None and _is_owned(live, observed) else None
+    revision = None if stateful_set is None else revision_of(stateful_set["spec"]["template"])
     return Replica(
         index=index,
         name=name,
@@ -273,10 +278,9 @@ def replica_at(
             containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
             for pod in pods
         ),
-        refusal=None
-        if stateful_set is None
-        else refusal_of(stateful_set, len(pods), observed.events_of(stateful_set)),
+        refusal=None if stateful_set is None else refusal_of(stateful_set, len(pods), observed.events_of(stateful_set)),
         routing=routing,
+        ended=ended_pod_of_replica(name, revision, pods, observed.model_object.get("status") or {}),
     )
 
 

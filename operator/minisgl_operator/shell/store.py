@@ -249,7 +249,7 @@ def trim(body: Manifest) -> Manifest:
             small["spec"] = {"replicas": spec.get("replicas", 1), "template": template}
             small["status"] = status
         case "PersistentVolumeClaim":
-            claimed = ("resources", "storageClassName")
+            claimed = ("resources", "storageClassName", "volumeName")
             small["spec"] = {name: body["spec"][name] for name in claimed if name in body["spec"]}
             small["status"] = status
         case "Job":

@@ -8,7 +8,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.pods import component, last_terminations
+from minisgl_operator.facts.pods import added_container, component, failing_container, last_terminations
 from minisgl_operator.facts.unknown_flags import unknown_flags
 from minisgl_operator.render import names
 
@@ -50,14 +50,27 @@ def pod_title(pod: Manifest) -> str:
 
 def crash_message(pod: Manifest) -> str:
     """Exit code and last output of a container that keeps terminating."""
+    failing = failing_container(pod)
+    added = "" if failing is None else added_container(pod, failing)
     how, remedy = "", "See its log; correct the spec."
+    if added:
+        remedy = f"See its log. {not_ours(added)}"
     for ended in last_terminations(pod)[:1]:
         reason = f" ({ended['reason']})" if ended.get("reason") else ""
         output = quote(str(ended.get("message") or ""))
         if flags := unknown_flags(str(ended.get("message") or "")):
             remedy = f"Correct spec.{component(pod)}.args. {older_image(flags, component(pod) or '')}"
         how = f" with exit code {ended.get('exitCode')}{reason}" + (f": {output}" if output else "")
-    return f"{pod_title(pod)} keeps terminating{how}. {remedy}"
+    where = f' in container "{added}"' if added else ""
+    return f"{pod_title(pod)} keeps terminating{where}{how}. {remedy}"
+
+
+def not_ours(container: str) -> str:
+    """The remedy for a container that is not the operator's."""
+    return (
+        f'The operator does not set container "{container}": correct what adds it to the pod, such as the injection of '
+        "a service mesh or another admission webhook."
+    )
 
 
 def older_image(flags: str, component: str) -> str:

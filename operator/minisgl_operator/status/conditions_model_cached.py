@@ -38,6 +38,10 @@ _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
         "The PersistentVolumeClaim of the cache is full: raise spec.model.cache.size, which expands it if its "
         "StorageClass allows that, or free space on it.",
     ),
+    "OutOfMemory": (
+        Reason.OUT_OF_MEMORY,
+        "Raise spec.fetch.resources.limits.memory, or the default of a LimitRange that sets it.",
+    ),
     "Unreachable": (
         Reason.HUB_UNREACHABLE,
         "The Hub does not answer: check spec.model.source.huggingFace.endpoint and whether pods can reach it.",
@@ -55,6 +59,8 @@ def model_cached(facts: Facts) -> Condition:
     fetch_pods = (pod for pod in facts.observed.pods if component(pod) == names.FETCH)
     if (found := ending_pod(facts, fetch_pods)) is not None:
         return found
+    if facts.fetch.suspended:
+        return _suspended(facts)
     # A fetch that retries automatically reports a reason while it is in progress.
     if facts.fetch.phase == "Failed" or facts.fetch.reason:
         return _fetch_failed(facts, facts.fetch)
@@ -63,6 +69,16 @@ def model_cached(facts: Facts) -> Condition:
         return Condition("False", Reason.DOWNLOADING, message)
     message = f"{facts.title} must be fetched; the pod of the fetch Job has not started."
     return Condition("False", Reason.WAITING_FOR_FETCH, message)
+
+
+def _suspended(facts: Facts) -> Condition:
+    job = names.fetch(facts.model.name, model_files.cache_key(facts.model))
+    message = (
+        f"{facts.title} must be fetched, and the fetch Job {job} is suspended: a queue such as Kueue's has not "
+        f"admitted it, or a user has set spec.suspend of the Job. See `kubectl describe job {job}`, and the quota of "
+        "the queue."
+    )
+    return Condition("False", Reason.FETCH_SUSPENDED, message)
 
 
 def _without_fetch(facts: Facts) -> str:
@@ -82,6 +98,8 @@ def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
         cause, remedy = "", _too_small(facts, fetch)
     if fetch.unknown_flags:
         remedy = older_image(fetch.unknown_flags, names.FRONTEND)
+    if fetch.failures > 1:
+        cause += f" in {fetch.failures} attempts"
     retry = "It is retried automatically."
     if fetch.failed:
         job = names.fetch(facts.model.name, model_files.cache_key(facts.model))

@@ -8,23 +8,67 @@ from typing import Final
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModelSpec, ModelSpec
+from minisgl_operator.facts.ended_pods import EndedPod
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT, exceeded_quota
 from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, single_node
-from minisgl_operator.status.condition import Condition, pod_title
+from minisgl_operator.status.condition import Condition, not_ours, pod_title
 
 # Kubernetes 1.33 begins the message with Multi-Attach error, 1.36 with Waiting for detach.
 _ATTACHED_ELSEWHERE: Final = re.compile(r"Volume is already (exclusively attached|used by)")
 _UNPLACED: Final = (Reason.INSUFFICIENT_GPU, Reason.UNSCHEDULABLE)
 _RAISE_QUOTA: Final = "Raise the ResourceQuota, or request less in the spec."
+_MOST_COUNTED: Final = 9
+# What to do, by the reason with which a kubelet fails a pod. Resources give some of them their names.
+_ADVICE: Final = tuple(
+    (re.compile(pattern), text)
+    for pattern, text in (
+        (
+            r"UnexpectedAdmissionError$",
+            "The kubelet could not allocate the pod's devices: see `kubectl describe node {node}` and the device "
+            "plugin's pod there, which may have restarted or may report a device as unhealthy; `kubectl cordon {node}` "
+            "lets the pod run elsewhere.",
+        ),
+        (
+            r"OutOf",
+            "The node has less free than the scheduler assumed, such as beside static pods or after a device was lost: "
+            "see Allocatable in `kubectl describe node {node}`.",
+        ),
+        (
+            r"(NodeShutdown|Terminated|Shutdown)$",
+            "The node shuts down. Its pods run on other nodes, or when it is back: add a node if none has room.",
+        ),
+        (
+            r"Preempting$",
+            "The kubelet made room for a critical pod of the node: give the node more room, or set a priorityClassName "
+            "in the spec.",
+        ),
+        (
+            r"Evicted$",
+            "The node ran short of what the message names: request as much as the pods use, or make room on {node}.",
+        ),
+        (
+            r"Node(Affinity|Ports|Name)$|.*Selector",
+            "The node does not match the pod any more, as after a change of its labels: see "
+            "`kubectl describe node {node}`.",
+        ),
+        (
+            r"(TopologyAffinity|SMTAlignment)",
+            "The node's topology or CPU manager cannot align the devices and CPUs that the pod requests: change the "
+            "requests, or the policy of the kubelet.",
+        ),
+    )
+)
+_OTHER_ADVICE: Final = "See `kubectl describe node {node}` and the kubelet's log there."
 
 
 def scheduled(facts: Facts) -> Condition:
     failure = facts.pod_failure(
         Reason.NO_STORAGE_CLASS,
+        Reason.CLAIM_LOST,
         Reason.INSUFFICIENT_GPU,
         Reason.UNSCHEDULABLE,
         Reason.IMAGE_PULL_FAILED,
@@ -35,11 +79,13 @@ def scheduled(facts: Facts) -> Condition:
     )
     if failure is not None:
         return Condition("False", failure.reason, _message(facts, failure))
+    if facts.ended_pods:
+        return Condition("False", Reason.POD_ENDED_BY_NODE, _ended_message(facts.ended_pods))
     if (paused := facts.gang.paused) is not None:
         return _paused(facts, paused)
     for replica in facts.replicas:
         if sum(bool(node_of(pod)) for pod in replica.pods) < replica.size:
-            return Condition("False", Reason.PENDING, f"Pods of {replica.name} wait for a node.")
+            return Condition("False", Reason.PENDING, f"Pods of {replica.name} wait for a node.{_gates(replica)}")
     return Condition("True", Reason.SCHEDULED, "All pods that were created are on nodes.")
 
 
@@ -60,6 +106,35 @@ def _paused(facts: Facts, replica: Replica) -> Condition:
     return Condition("False", Reason.PARTLY_SCHEDULED, message)
 
 
+def _gates(replica: Replica) -> str:
+    """The scheduling gates of the replica's pods, which a queue removes when it admits them; empty without any."""
+    gates = sorted(
+        {gate["name"] for pod in replica.pods for gate in (pod.get("spec") or {}).get("schedulingGates") or ()}
+    )
+    if not gates:
+        return ""
+    return f" They are held by the scheduling gates {', '.join(gates)} until the queue that set these admits them."
+
+
+def _ended_message(ended: tuple[EndedPod, ...]) -> str:
+    """Pods that ended for the same reason as the first one, and where."""
+    first = ended[0]
+    same = [each for each in ended if each.reason == first.reason]
+    nodes = sorted({each.node for each in same})
+    # Names of other pods are generated. Of those, a controller may leave behind any number.
+    title = f"Pod {first.name}" if first.component == names.ENGINE else f"A {first.component} pod"
+    more = len(same) - 1
+    number = str(more) if more < _MOST_COUNTED else f"{_MOST_COUNTED} or more"
+    verb = f"and {number} other{'s' if more > 1 else ''} were" if more else "was"
+    where = f"node {nodes[0]}" if len(nodes) == 1 else f"{len(nodes)} nodes, such as {nodes[0]}"
+    cause = first.message.rstrip(".") or "without a message"
+    advice = next((text for reason, text in _ADVICE if reason.match(first.reason)), _OTHER_ADVICE)
+    return (
+        f"{title} {verb} refused or ended by {where} ({first.reason}): {cause}. {advice.format(node=nodes[0])} Such "
+        "pods are created again without further action."
+    )
+
+
 def _message(facts: Facts, failure: PodFailure) -> str:
     if failure.pod is not None:
         return _pod_message(facts, failure, pod_title(failure.pod), component(failure.pod) or "")
@@ -70,6 +145,13 @@ def _message(facts: Facts, failure: PodFailure) -> str:
                 "InferenceModel and create it again with spec.model.cache.storageClassName set to one that "
                 f"`kubectl get storageclass` lists and that offers {facts.model.spec.model.hub_cache.access_mode}, "
                 "or create a PersistentVolume for the claim."
+            )
+        case Reason.CLAIM_LOST:
+            volume = f'PersistentVolume "{failure.message}"' if failure.message else "its PersistentVolume"
+            return (
+                f'PersistentVolumeClaim "{failure.subject}" is lost: {volume} does not exist any more, and with it its '
+                "data. Restore the PersistentVolume, or delete the claim and its pods. The operator creates "
+                "its own claim again and fetches the model anew."
             )
         case Reason.QUOTA_EXCEEDED:
             return f"The namespace's quota leaves no room: {failure.message}. {_RAISE_QUOTA}"
@@ -102,6 +184,11 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
                 f"{pod} fits on no node. The scheduler reports: {failure.message} Change resources, nodeSelector, "
                 f"affinity or tolerations in the spec, or the nodes.{_release(facts, failure)}"
             )
+        case Reason.IMAGE_PULL_FAILED if failure.container:
+            return (
+                f'Image "{failure.subject}" cannot be pulled for {pod}. {not_ours(failure.container)} The events of '
+                "the pod contain the registry's response."
+            )
         case Reason.IMAGE_PULL_FAILED:
             part = "engine" if part == names.ENGINE else "frontend"
             # The image that could not be pulled differs from the container's for an image volume.
@@ -117,6 +204,8 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
             )
     if _ATTACHED_ELSEWHERE.search(failure.message) and (advice := _advice_on_claims(facts.model.spec, part)):
         return f"{pod} cannot start: {failure.message}. {advice}"
+    if failure.container:
+        return f"{pod} cannot start: {failure.message}. {not_ours(failure.container)}"
     return f"{pod} cannot start: {failure.message}"
 
 

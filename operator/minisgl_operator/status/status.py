@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from minisgl_operator.api.conditions import ConditionType, Reason
-from minisgl_operator.api.objects import has_condition, is_deleting
+from minisgl_operator.api.objects import has_condition, is_deleting, parse_time
 from minisgl_operator.api.text import truncate
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
+from minisgl_operator.facts.ended_pods import EndedPod
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pods import last_terminations, node_of, revision_of
@@ -24,6 +25,7 @@ Status = dict[str, Any]
 
 _MAX_TEXT_LENGTH: Final = 1024
 _MAX_TIMINGS: Final = 32
+_RECORD_AGAIN_AFTER: Final = timedelta(minutes=1)
 # Reported fields that a ready replica keeps while it does not answer for a moment.
 _REPORTED_FIELDS: Final = ("transport", "dataTypes", "epoch", "restarts", "startupSeconds", "timings", "lastFailure")
 
@@ -171,6 +173,8 @@ def _replica_status(facts: Facts, replica: Replica, previous: Mapping[str, Any])
         failures = [found for found in (before.get("lastFailure"), _last_crash(replica)) if found is not None]
         if failures:
             result["lastFailure"] = max(failures, key=lambda failure: str(failure.get("at")))
+        if replica.ended is not None:
+            result["lastFailure"] = _end_by_node(replica.ended, before.get("lastFailure") or {})
     return result
 
 
@@ -264,6 +268,23 @@ def _last_crash(replica: Replica) -> dict[str, Any] | None:
                 }
             )
     return None
+
+
+def _end_by_node(ended: EndedPod, before: Mapping[str, Any]) -> dict[str, Any]:
+    """A pod that its node ended, as lastFailure. `before` is the last one: a node may end one pod a second, and the
+    status must not change as often."""
+    again = (before.get("node"), before.get("reason"), before.get("pod")) == (ended.node, ended.reason, ended.name)
+    if again and parse_time(ended.at) < parse_time(str(before["at"])) + _RECORD_AGAIN_AFTER:
+        return dict(before)
+    return _without_empty(
+        {
+            "pod": ended.name,
+            "node": ended.node,
+            "reason": truncate(ended.reason, _MAX_TEXT_LENGTH),
+            "message": ended.message,
+            "at": ended.at,
+        }
+    )
 
 
 def _without_empty(fields: Mapping[str, Any]) -> dict[str, Any]:

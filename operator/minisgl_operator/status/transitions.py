@@ -75,6 +75,11 @@ def _failures(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[M
         if failure is None or failure == before.get(replica["name"]):
             continue
         rank = "its launcher" if failure.get("rank") is None else f"rank {failure['rank']}"
+        if failure.get("node"):
+            where = f"pod {failure.get('pod')} was refused or ended by node {failure['node']}"
+            note = f"{replica['name']}: {where} ({failure.get('reason')}): {failure.get('message', '')}"
+            yield ModelEvent("Warning", "PodEndedByNode", "Recover", note)
+            continue
         code = "" if failure.get("exitCode") is None else f" with exit code {failure['exitCode']}"
         output = f": {failure['message']}" if failure.get("message") else ""
         note = f"{replica['name']}: {rank} in pod {failure.get('pod')} ended{code} ({failure.get('reason')}){output}"

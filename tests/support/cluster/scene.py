@@ -59,6 +59,11 @@ class Scene:
             rejections=self.rejections,
         )
 
+    @property
+    def job(self) -> str:
+        """Name of the fetch Job."""
+        return next(ref.name for ref in self.children if ref.kind == "Job")
+
     def child(self, kind: str, name: str) -> Manifest:
         return self.children[Ref(kind, name)]
 
@@ -82,9 +87,15 @@ class Scene:
 
     def waiting(self, name: str, reason: str, message: str = "", **container: Any) -> None:
         """Make a container of the pod wait, and remove its report."""
-        image = self.pods[name]["status"]["containerStatuses"][0]["image"]
+        before = self.pods[name]["status"]["containerStatuses"][0]
         waiting = {"reason": reason, "message": message}
-        state = {"name": "main", "image": image, "state": {"waiting": waiting}, "started": False, **container}
+        state = {
+            "name": before["name"],
+            "image": before["image"],
+            "state": {"waiting": waiting},
+            "started": False,
+            **container,
+        }
         self.not_ready(name, phase="Pending", containerStatuses=[state])
         self.reports.pop(name, None)
 
@@ -221,7 +232,14 @@ class Scene:
             "status": {
                 "phase": "Running",
                 "conditions": [{"type": "Ready", "status": "True"}],
-                "containerStatuses": [{"name": "main", "image": image, "state": {"running": {}}, "started": True}],
+                "containerStatuses": [
+                    {
+                        "name": labels[names.COMPONENT_LABEL],
+                        "image": image,
+                        "state": {"running": {}},
+                        "started": True,
+                    }
+                ],
             },
         }
 
