@@ -32,6 +32,8 @@ class Reason(StrEnum):
     CONFLICT = "Conflict"
     FORBIDDEN = "Forbidden"
     REJECTED = "Rejected"
+    WEBHOOK_UNAVAILABLE = "WebhookUnavailable"
+    API_SERVER_ERROR = "ApiServerError"
     NAMESPACE_TERMINATING = "NamespaceTerminating"
 
     CACHED = "Cached"

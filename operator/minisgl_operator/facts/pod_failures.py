@@ -44,6 +44,7 @@ _COMPONENT_OF_NAME: Final = {
 }
 _NOT_FOUND: Final = {"Secret": Reason.SECRET_NOT_FOUND, "ConfigMap": Reason.CONFIG_MAP_NOT_FOUND}
 _FORBIDDEN: Final = re.compile(r"is forbidden: (.*)")
+_WEBHOOK_DOWN: Final = re.compile(r"failed calling webhook \"([^\"]+)\": .*")
 _DENIED: Final = re.compile(r"admission webhook .* denied the request.*")
 
 
@@ -53,7 +54,7 @@ class PodFailure:
 
     `message` quotes Kubernetes; for an image it is the container's, and for missing fields it lists them. `pod` is None
     when the failure is not about one pod. `subject` is the image that cannot be pulled, the object that is missing, the
-    one that lacks `key`, the claim without its volume, the quota that requires
+    one that lacks `key`, the webhook that does not answer, the claim without its volume, the quota that requires
     fields, or the field with a request above the limit. `container`: the one that cannot start, if the operator does
     not set it.
     """
@@ -126,9 +127,19 @@ def creation_failure(messages: Iterable[str]) -> PodFailure | None:
         if invalid := _INVALID.search(message):
             pod, problem = invalid.groups()
             return PodFailure(Reason.POD_REFUSED, quote(problem), subject=_request_above_limit(pod, problem))
+        if webhook := unavailable_webhook(message):
+            name, problem = webhook
+            return PodFailure(Reason.WEBHOOK_UNAVAILABLE, problem, subject=name)
         if denied := _DENIED.search(message):
             return PodFailure(Reason.POD_REFUSED, quote(denied.group()))
     return None
+
+
+def unavailable_webhook(message: str) -> tuple[str, str] | None:
+    """The webhook without whose answer the API server creates and changes nothing, and the problem in the API server's
+    words; None if `message` says nothing of the kind."""
+    found = _WEBHOOK_DOWN.search(message)
+    return None if found is None else (found.group(1), quote(found.group()))
 
 
 def refusal_of(stateful_set: Manifest, pods: int, events: Iterable[ObjectEvent]) -> PodFailure | None:

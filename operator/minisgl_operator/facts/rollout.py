@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.pods import cannot_run, is_unschedulable
 from minisgl_operator.facts.replicas import Replica
 
@@ -21,8 +22,8 @@ def revision_has_failed(replicas: tuple[Replica, ...], known: bool) -> bool:
 
 
 def _cannot_start(replica: Replica) -> bool:
-    """True if it has failed for another reason than a lack of nodes or a full quota."""
-    if replica.pods_refused:
+    """True if it has failed for another reason than a lack of nodes, a full quota or a webhook that is down."""
+    if replica.refusal is not None and replica.pods_refused and replica.refusal.reason != Reason.WEBHOOK_UNAVAILABLE:
         return True
     if replica.report is not None and replica.report.get("phase") == "Failed":
         return True

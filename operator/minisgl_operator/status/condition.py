@@ -65,6 +65,16 @@ def crash_message(pod: Manifest) -> str:
     return f"{pod_title(pod)} keeps terminating{where}{how}. {remedy}"
 
 
+def webhook_unavailable(refused: str, webhook: str, problem: str) -> Condition:
+    """`refused`: what the API server does not do. `webhook`: its name. `problem` is in the API server's words."""
+    message = (
+        f'The API server {refused} because the admission webhook "{webhook}" does not answer: {problem}. Repair what '
+        "serves the webhook, or exclude this namespace in its configuration, or set its failurePolicy to Ignore. It is "
+        "tried again without further action."
+    )
+    return Condition("False", Reason.WEBHOOK_UNAVAILABLE, message)
+
+
 def not_ours(container: str) -> str:
     """The remedy for a container that is not the operator's."""
     return (

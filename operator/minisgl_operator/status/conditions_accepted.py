@@ -10,9 +10,9 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.observed import Rejection
-from minisgl_operator.facts.pod_failures import PodFailure
+from minisgl_operator.facts.pod_failures import PodFailure, unavailable_webhook
 from minisgl_operator.facts.replicas import Replica
-from minisgl_operator.status.condition import Condition
+from minisgl_operator.status.condition import Condition, webhook_unavailable
 
 # Rejections by admission (LimitRange, policies) are Forbidden too, and have nothing to do with the operator's role.
 _MISSING_PERMISSION: Final = re.compile(r'User ".*" cannot |cannot set blockOwnerDeletion|role lacks the verb')
@@ -81,6 +81,15 @@ def _rejected_request(rejection: Rejection) -> Condition | None:
     if rejection.status in (400, 422):
         message = f"The API server rejects {rejection.ref}: {message}. Correct the field of the spec that sets it."
         return Condition("False", Reason.REJECTED, message)
+    # The client has tried several times.
+    if rejection.status == 429 or rejection.status >= 500:
+        if (webhook := unavailable_webhook(rejection.message)) is not None:
+            return webhook_unavailable(f"does not accept {rejection.ref}", *webhook)
+        message = (
+            f"The API server answers {rejection.ref} with status {rejection.status}: {message}. It is tried again with "
+            "growing delays. If this lasts, see the health of the API server and of what it depends on."
+        )
+        return Condition("Unknown", Reason.API_SERVER_ERROR, message)
     return None
 
 

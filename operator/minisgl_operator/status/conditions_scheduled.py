@@ -15,7 +15,7 @@ from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, single_node
-from minisgl_operator.status.condition import Condition, not_ours, pod_title
+from minisgl_operator.status.condition import Condition, not_ours, pod_title, webhook_unavailable
 
 # Kubernetes 1.33 begins the message with Multi-Attach error, 1.36 with Waiting for detach.
 _ATTACHED_ELSEWHERE: Final = re.compile(r"Volume is already (exclusively attached|used by)")
@@ -76,7 +76,10 @@ def scheduled(facts: Facts) -> Condition:
         Reason.QUOTA_EXCEEDED,
         Reason.FIELDS_REQUIRED,
         Reason.POD_REFUSED,
+        Reason.WEBHOOK_UNAVAILABLE,
     )
+    if failure is not None and failure.reason is Reason.WEBHOOK_UNAVAILABLE:
+        return webhook_unavailable("creates no pods", failure.subject, failure.message)
     if failure is not None:
         return Condition("False", failure.reason, _message(facts, failure))
     if facts.ended_pods:

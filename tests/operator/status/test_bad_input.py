@@ -886,6 +886,62 @@ def test_a_rejected_child_is_reported(status: int) -> None:
     expect(scene, "Accepted", "Rejected", "affinity: Invalid value", "Correct the field")
 
 
+WEBHOOK_DOWN = (
+    'Internal error occurred: failed calling webhook "validate.example.com": failed to call webhook: Post '
+    '"https://policy.example.svc:443/validate?timeout=10s": no endpoints available for service "policy"'
+)
+
+
+@pytest.mark.parametrize("status", [500, 503, 504])
+@pytest.mark.parametrize("kind", ["Deployment", "Job", "PersistentVolumeClaim", "Service", "StatefulSet"])
+def test_a_webhook_that_does_not_answer_is_named(kind: str, status: int) -> None:
+    scene = starting()
+    scene.rejections = _rejected(kind, status, WEBHOOK_DOWN)
+    words = ('"validate.example.com"', "no endpoints available", "failurePolicy", kind)
+    expect(scene, "Accepted", "WebhookUnavailable", *words, phase="Failed")
+
+
+def test_a_webhook_that_keeps_pods_from_being_created_is_named() -> None:
+    scene = starting()
+    scene.no_pods("qwen-r0")
+    stateful_set = scene.child("StatefulSet", "qwen-r0")
+    stateful_set["status"]["replicas"] = 0
+    message = f"create Pod qwen-r0-0 in StatefulSet qwen-r0 failed error: {WEBHOOK_DOWN}"
+    scene.event(stateful_set, "FailedCreate", message)
+    expect(scene, "Scheduled", "WebhookUnavailable", "creates no pods", '"validate.example.com"', "failurePolicy")
+
+
+def test_a_webhook_that_keeps_frontends_from_being_created_is_named() -> None:
+    scene = starting()
+    failed = {"type": "ReplicaFailure", "status": "True", "message": WEBHOOK_DOWN}
+    scene.child("Deployment", "qwen-frontend")["status"]["conditions"] = [failed]
+    expect(scene, "Scheduled", "WebhookUnavailable", '"validate.example.com"')
+
+
+def test_a_webhook_that_is_down_does_not_make_a_revision_fail() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.outdate("qwen-r0")
+    scene.no_pods("qwen-r1")
+    stateful_set = scene.child("StatefulSet", "qwen-r1")
+    stateful_set["status"]["replicas"] = 0
+    scene.event(stateful_set, "FailedCreate", WEBHOOK_DOWN)
+    assert "failedRevision" not in scene.status()
+    scene.events.clear()
+    scene.event(stateful_set, "FailedCreate", 'admission webhook "validate.example.com" denied the request: no')
+    assert scene.status()["failedRevision"] == scene.revision
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_api_server_that_answers_with_errors_is_reported(status: int) -> None:
+    scene = Scene(source=CLAIM)
+    scene.rejections = _rejected("StatefulSet", status, "the server has received too many requests")
+    found = scene.conditions()["Accepted"]
+    assert (found["status"], found["reason"]) == ("Unknown", "ApiServerError")
+    for word in ("StatefulSet", f"status {status}", "too many requests"):
+        assert word in found["message"]
+    assert scene.conditions()["Ready"]["status"] == "True", "what serves goes on"
+
+
 def test_a_busy_api_server_is_not_reported() -> None:
     scene = Scene(source=CLAIM)
     scene.rejections = _rejected("StatefulSet", 409, "the object has been modified")
