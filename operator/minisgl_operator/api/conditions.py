@@ -90,6 +90,7 @@ class Reason(StrEnum):
     PAUSED = "Paused"
     UPGRADE_WAITING = "UpgradeWaiting"
     UPGRADE_FAILED = "UpgradeFailed"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     SCALING = "Scaling"
 
     ALL_REPLICAS_SERVE = "AllReplicasServe"

@@ -12,6 +12,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import (
     Manifest,
     Ref,
+    condition_of,
     controller_of,
     controller_uid,
     has_condition,
@@ -41,7 +42,7 @@ from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.selection import Rollout, Selection, select
 from minisgl_operator.facts.surge import Strategy, auto_strategy, seconds_until_surge_ends
 from minisgl_operator.facts.upgrade import Templates, Upgrade, upgrade_of
-from minisgl_operator.facts.wanted import autoscaled, wanted_replicas
+from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
 from minisgl_operator.facts.waves import Turn
 from minisgl_operator.render import engine, frontend, model_files, names, render
 from minisgl_operator.render.defaults import Defaults
@@ -384,6 +385,15 @@ class Facts:
     @cached_property
     def ready_frontends(self) -> int:
         return 0 if self.frontend is None else int((self.frontend.get("status") or {}).get("readyReplicas") or 0)
+
+    @property
+    def frontend_rollout_failure(self) -> str:
+        """The Deployment's message that new frontends do not become ready, or cannot be created; "" if they do. Those
+        of a model that takes no requests are never ready."""
+        progress = None if self.frontend is None else condition_of(self.frontend, "Progressing")
+        if progress is None or progress["status"] != "False" or not takes_requests(self.observed.model_object):
+            return ""
+        return quote(str(progress.get("message") or progress.get("reason") or "it makes no progress"))
 
     @cached_property
     def failing_frontends(self) -> bool:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
+from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, condition_of
 from minisgl_operator.shell.workqueue import WorkQueue
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_AS_IT_SHOULD_BE: Final = frozenset(
+    {
+        Reason.ACCEPTED,
+        Reason.CACHED,
+        Reason.NOT_NEEDED,
+        Reason.SCHEDULED,
+        Reason.ENGINES_READY,
+        Reason.FRONTENDS_READY,
+        Reason.READY,
+        Reason.UP_TO_DATE,
+        Reason.ALL_REPLICAS_SERVE,
+        Reason.OPTIMAL,
+        Reason.UNKNOWN,
+        Reason.SUSPENDED,
+        Reason.SCALED_TO_ZERO,
+    }
+)
 _RECONCILE_EDGES: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -70,6 +89,8 @@ def render(
     page.gauge("minisgl_operator_models", "InferenceModels that the operator manages.", len(models))
     text = "1 if the condition Ready of the InferenceModel is True, with its reason."
     page.gauges("minisgl_operator_model_ready", text, dict(map(_ready, models)))
+    text = "1 for each condition of an InferenceModel that is not as it should be, with its reason."
+    page.gauges("minisgl_operator_model_condition", text, dict.fromkeys(chain.from_iterable(map(_faults, models)), 1))
     page.gauge("minisgl_operator_resync_age_seconds", "Time since the last full list.", resync_age)
     page.gauge("minisgl_operator_event_loop_lag_seconds", "Delay of the event loop.", loop_lag)
     page.gauge("minisgl_operator_leader", "1 while this process holds the Lease.", int(leader))
@@ -82,6 +103,15 @@ def _ready(model: Manifest) -> tuple[str, int]:
     # None of these can contain a character that needs an escape.
     labels = f'namespace="{metadata["namespace"]}",name="{metadata["name"]}",reason="{ready["reason"]}"'
     return labels, int(ready["status"] == "True")
+
+
+def _faults(model: Manifest) -> Iterator[str]:
+    """Labels of the conditions with a reason to look at. Of a thousand models that serve there are none."""
+    metadata = model["metadata"]
+    for each in (model.get("status") or {}).get("conditions") or ():
+        if each["reason"] not in _AS_IT_SHOULD_BE:
+            own = f'type="{each["type"]}",status="{each["status"]}",reason="{each["reason"]}"'
+            yield f'namespace="{metadata["namespace"]}",name="{metadata["name"]}",{own}'
 
 
 class _Page:

@@ -65,6 +65,14 @@ def crash_message(pod: Manifest) -> str:
     return f"{pod_title(pod)} keeps terminating{where}{how}. {remedy}"
 
 
+def frontends_stuck(failure: str) -> str:
+    """The message of a rollout of frontends that has stopped. `failure` is the Deployment's."""
+    return (
+        f"New frontend pods did not become ready in time, so the old ones stay: {failure}. See FrontendReady and "
+        "Scheduled, and the log of the new pods; correct the last change of spec.frontend or of the operator."
+    )
+
+
 def webhook_unavailable(refused: str, webhook: str, problem: str) -> Condition:
     """`refused`: what the API server does not do. `webhook`: its name. `problem` is in the API server's words."""
     message = (

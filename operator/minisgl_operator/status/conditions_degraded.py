@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.status.condition import Condition, shortened
+from minisgl_operator.status.condition import Condition, frontends_stuck, shortened
 from minisgl_operator.status.ending_pods import ending_pod
 
 
@@ -16,6 +16,8 @@ def degraded(facts: Facts) -> Condition:
     if facts.failing_frontends:
         message = "A frontend pod is down. See FrontendReady and Scheduled for the cause."
         return Condition("True", Reason.FRONTENDS_DOWN, message)
+    if failure := facts.frontend_rollout_failure:
+        return Condition("True", Reason.PROGRESS_DEADLINE_EXCEEDED, frontends_stuck(failure))
     found = ending_pod(facts, facts.observed.pods)
     if found is not None and found.reason == Reason.POD_NOT_TERMINATING:
         return found._replace(status="True")

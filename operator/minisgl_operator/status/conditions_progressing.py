@@ -7,7 +7,7 @@ from minisgl_operator.facts.admission import Admission
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.render import names
 from minisgl_operator.status.admission import refusal
-from minisgl_operator.status.condition import Condition, shortened, suspended
+from minisgl_operator.status.condition import Condition, frontends_stuck, shortened, suspended
 from minisgl_operator.status.upgrade import upgrade_failed, upgrade_waiting
 
 
@@ -30,6 +30,8 @@ def progressing(facts: Facts) -> Condition:
         if len(facts.replicas) > facts.wanted:
             message += " Replicas beyond the wanted number are removed when the others have the current revision."
         return Condition("True", Reason.ROLLING_OUT, message)
+    if _frontends_roll_out(facts) and (failure := facts.frontend_rollout_failure):
+        return Condition("False", Reason.PROGRESS_DEADLINE_EXCEEDED, frontends_stuck(failure))
     if _frontends_roll_out(facts):
         message = "Frontend pods are being replaced; engines are not changed."
         return Condition("True", Reason.ROLLING_OUT, message)

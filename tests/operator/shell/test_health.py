@@ -84,7 +84,11 @@ def test_prometheus_can_parse_the_metrics() -> None:
     counts.probes["unreachable"] += 1
     queue: Any = SimpleNamespace(depth=4, adds=9, retries=2, longest_running=lambda: 1.5)
     ready = [{"type": "Ready", "status": "True", "reason": "Ready"}]
-    failed = [{"type": "Ready", "status": "False", "reason": "NoReplicaReady"}]
+    failed = [
+        {"type": "Ready", "status": "False", "reason": "NoReplicaReady"},
+        {"type": "Progressing", "status": "False", "reason": "RolledBack"},
+        {"type": "Degraded", "status": "False", "reason": "AllReplicasServe"},
+    ]
     models = [
         {"metadata": {"namespace": "team-a", "name": "new"}},
         {"metadata": {"namespace": "team-a", "name": "good"}, "status": {"conditions": ready}},
@@ -115,4 +119,13 @@ def test_prometheus_can_parse_the_metrics() -> None:
         ("team-a", "new", "Unknown"): 0,
         ("team-a", "good", "Ready"): 1,
         ("team-b", "bad", "NoReplicaReady"): 0,
+    }
+    faults = {
+        (labels["name"], labels["type"], labels["status"], labels["reason"])
+        for name, pairs in values
+        if name == "minisgl_operator_model_condition" and (labels := dict(pairs))
+    }
+    assert faults == {
+        ("bad", "Ready", "False", "NoReplicaReady"),
+        ("bad", "Progressing", "False", "RolledBack"),
     }

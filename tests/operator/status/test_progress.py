@@ -129,6 +129,37 @@ def test_replaced_frontends_are_a_rollout() -> None:
     assert outcome(scene, "Ready") == ("True", "Ready")
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("ProgressDeadlineExceeded", 'ReplicaSet "qwen-frontend-7" has timed out progressing.'),
+        ("FailedCreate", "pods is forbidden: no"),
+    ],
+)
+def test_new_frontends_that_never_become_ready_are_degraded(reason: str, message: str) -> None:
+    scene = Scene({"frontend": {"replicas": 2}})
+    status = scene.child("Deployment", "qwen-frontend")["status"]
+    status |= {"replicas": 3, "updatedReplicas": 1, "readyReplicas": 2}
+    status["conditions"] = [{"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"}]
+    assert scene.conditions()["Progressing"]["reason"] == "RollingOut"
+    status["conditions"] = [{"type": "Progressing", "status": "False", "reason": reason, "message": message}]
+    conditions = scene.conditions()
+    for kind, expected in (("Degraded", "True"), ("Progressing", "False")):
+        found = conditions[kind]
+        assert (found["status"], found["reason"]) == (expected, "ProgressDeadlineExceeded")
+        assert message in found["message"]
+    assert conditions["Ready"]["status"] == "True", "the old ones serve"
+    assert scene.status()["phase"] == "Degraded"
+
+
+@pytest.mark.parametrize("spec", [{"suspend": True}, {"replicas": 0}])
+def test_frontends_of_a_model_that_takes_no_requests_are_never_ready_and_that_is_no_fault(spec: dict[str, Any]) -> None:
+    scene = Scene(spec)
+    stuck = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    scene.child("Deployment", "qwen-frontend")["status"] |= {"readyReplicas": 0, "conditions": [stuck]}
+    assert scene.conditions()["Degraded"]["status"] == "False"
+
+
 def test_scaling_up_and_down() -> None:
     scene = Scene({"replicas": 2}, source=CLAIM)
     scene.leader_reports("qwen-r1", phase="Loading")
