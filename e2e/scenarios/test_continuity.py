@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from functools import partial
 from typing import Any, Final
@@ -136,18 +137,48 @@ def test_requests_outlive_changes_of_scale(namespace: Namespace, client: ClientP
             namespace.wait(f"{count} replicas", partial(is_served, namespace, count))
 
 
-@pytest.mark.soak
-def test_the_first_request_wakes_a_model_at_zero(
-    namespace: Namespace, client: ClientPod, measurement: Measurement
-) -> None:
+def serve_at_zero(namespace: Namespace) -> None:
+    """Create a model that begins without replicas, and whose frontend takes requests."""
     scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"runningPerReplica": 8}, "idleSecondsToZero": 60}
     model = cpu_model("demo", autoscaling=scaling)
     model["spec"]["frontend"] = PATIENT
     namespace.apply(model)
-    # It begins without replicas, and its frontend takes requests.
     namespace.wait("the phase Idle", lambda: namespace.status("demo").get("phase") == "Idle")
     namespace.kubectl("rollout", "status", "deployment/demo-frontend", "--timeout=300s")
     assert not namespace.objects("statefulsets", "app.kubernetes.io/instance=demo")
+
+
+def test_a_scanner_does_not_wake_a_model_at_zero_and_a_client_does(namespace: Namespace, client: ClientPod) -> None:
+    serve_at_zero(namespace)
+    url = client.service_url("demo")
+    chat, named = "/v1/chat/completions", {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}
+    log = writes.position()
+    for path, content, status in (
+        (chat, b"not json at all", 400),
+        (chat, b"{}", 400),
+        (chat, json.dumps(named | {"model": "gpt-4o"}).encode(), 404),
+        (chat, json.dumps(named | {"n": -1}).encode(), 400),
+        ("/wp-login.php", b"log=admin", 404),
+    ):
+        answer = httpx.post(url + path, content=content, headers={"content-type": "application/json"}, timeout=60)
+        assert answer.status_code == status, answer.text
+    assert [model["id"] for model in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]] == ["demo"]
+    began = time.time()
+    answer = httpx.post(url + chat, json=named | {"max_tokens": 1}, timeout=300)
+    assert answer.status_code == 200, answer.text
+    created = [
+        each.at
+        for each in writes.of_operators(log)
+        if (each.namespace, each.resource, each.code) == (namespace.name, "statefulsets", 201)
+    ]
+    assert len(created) == 1 and created[0] >= began, "the client's request has started the only replica"
+
+
+@pytest.mark.soak
+def test_the_first_request_wakes_a_model_at_zero(
+    namespace: Namespace, client: ClientPod, measurement: Measurement
+) -> None:
+    serve_at_zero(namespace)
     path, body = KINDS["long"]
     url = client.service_url("demo")
     log, began = writes.position(), time.time()
