@@ -1,10 +1,12 @@
-"""Deleted pods that do not terminate: because their node is lost, or although it lives.
+"""Deleted pods that do not terminate: because their node is lost, although it lives, or for a finalizer.
 
 The API server keeps a pod until its kubelet reports that it has terminated, and a StatefulSet creates no other pod of
 that name before. A node that is down reports nothing, so its replica would stay down until a user acts. Such a pod is
 deleted by force, but only when its node is known to be lost: a node that lives and does not end a pod has a process
 that hangs in its driver or on its disk, or a container runtime that hangs. Without the pod its kubelet would forget the
 devices of that process, and the next pod would get a GPU in use. A node that reports that it is not ready lives.
+
+A finalizer keeps a pod whatever its node does. It is read first: a pod that has ended is no fault of its node.
 
 A second pod of the same name elsewhere damages no data: engines only read the model's files, and a leader takes the pod
 that joined last. Fetch pods are never deleted by force: two writers of one directory could leave a mixture of two
@@ -33,8 +35,9 @@ long (40 s of quarantine, a check every 20 s). With default tolerations a pod is
 node's Ready became Unknown, which is also when Kubernetes detaches the volumes of such a node."""
 _READ_ONLY: Final = (names.ENGINE, names.FRONTEND)
 
-Ending = Literal["lost", "silent", "not ready", "hangs", "unknown"]
-"""State of a deleted pod that does not terminate. `lost`: its node is lost; the pod is deleted by force, a fetch pod
+Ending = Literal["finalizer", "lost", "silent", "not ready", "hangs", "unknown"]
+"""State of a deleted pod that does not terminate. `finalizer`: its node has nothing to do with it any more, and a
+finalizer keeps it. `lost`: its node is lost; the pod is deleted by force, a fetch pod
 excepted. `silent`: its node's kubelet is silent, but not for long enough. `hangs`: its node is ready, and has not ended
 the pod in time. `not ready`: as `hangs`, but the kubelet reports that the node is not ready. `unknown`: as `hangs`, but
 the operator cannot read nodes."""
@@ -47,6 +50,7 @@ def pods_to_force_delete(pods: Iterable[Manifest], nodes: Nodes | None, now: dat
         pod
         for pod in pods
         if component(pod) in _READ_ONLY
+        and not is_kept_by_finalizer(pod)
         and (deleted := _deleted_at(pod)) is not None
         and now >= deleted + FORCE_DELETE_AFTER
         and ending(pod, nodes, now) == "lost"
@@ -57,6 +61,8 @@ def ending(pod: Manifest, nodes: Nodes | None, now: datetime) -> Ending | None:
     """Reason why a deleted pod has not terminated; None for a pod that is not deleted, or whose kubelet has time left.
     `nodes` is None when the operator cannot read nodes."""
     deadline, node = _deadline(pod), node_of(pod)
+    if deadline is not None and is_kept_by_finalizer(pod):
+        return "finalizer" if now >= deadline + FORCE_DELETE_AFTER else None
     if deadline is None or node is None:
         return None
     state = None if nodes is None else nodes.get(node)
@@ -69,6 +75,16 @@ def ending(pod: Manifest, nodes: Nodes | None, now: datetime) -> Ending | None:
     if state is None:
         return "unknown"
     return "hangs" if state.ready == "True" else "not ready"
+
+
+def finalizers(pod: Manifest) -> tuple[str, ...]:
+    return tuple(pod["metadata"].get("finalizers") or ())
+
+
+def is_kept_by_finalizer(pod: Manifest) -> bool:
+    """True if only its finalizers keep a deleted pod: its kubelet has reported its end, or none has to confirm it."""
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return bool(finalizers(pod)) and (ended or pod["metadata"].get("deletionGracePeriodSeconds") == 0)
 
 
 def is_lost(node: NodeState | None, now: datetime) -> bool:

@@ -15,7 +15,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import ending, is_lost, seconds_until_next_deadline
+from minisgl_operator.facts.lost_nodes import ending, finalizers, is_lost, seconds_until_next_deadline
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
@@ -168,6 +168,9 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
             # There may be no InferenceModel left that could have a condition.
             where = (pod["metadata"]["namespace"], pod["metadata"]["name"], node_of(pod))
             _log.warning("Pod %s/%s of a deleted model does not end, and its node %s is not known to be lost", *where)
+        elif ending(pod, nodes, now) == "finalizer":
+            kept = (pod["metadata"]["namespace"], pod["metadata"]["name"], ", ".join(finalizers(pod)))
+            _log.warning("Pod %s/%s of a deleted model is kept by its finalizers: %s", *kept)
     sent = await _send(context, key, () if blocked else force_deletions(pods, nodes, now))
     return Result(failed=bool(sent.rejections), after=seconds_until_next_deadline(pods, nodes, now))
 

@@ -212,6 +212,7 @@ _METADATA: Final = (
     "creationTimestamp",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
+    "finalizers",
     "labels",
     "ownerReferences",
 )
@@ -272,6 +273,7 @@ def _significant(pod: Manifest) -> object:
     return (
         pod["metadata"]["uid"],
         pod["metadata"].get("deletionTimestamp"),
+        pod["metadata"].get("finalizers"),
         pod["metadata"].get("labels"),
         pod["spec"],
         status.get("phase"),

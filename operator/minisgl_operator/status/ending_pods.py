@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER, NODE_LOST_AFTER, Ending
+from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER, NODE_LOST_AFTER, Ending, finalizers
 from minisgl_operator.facts.pods import component, node_of, replica_name
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
@@ -43,12 +43,25 @@ def _successor(facts: Facts, pod: Manifest) -> str:
     return f" To serve elsewhere meanwhile, run `{command}`: another replica is created."
 
 
+def _kept_message(pod: Manifest) -> str:
+    """A pod that has ended, and that its finalizers keep."""
+    name, kept = pod["metadata"]["name"], ", ".join(finalizers(pod))
+    return (
+        f"Pod {name} was deleted and has ended, but its finalizers keep it: {kept}. The controller that set them has "
+        "not removed them: see its state and its log. If it is gone for good, remove them: "
+        f"`kubectl patch pod {name} --type=merge -p '{{\"metadata\":{{\"finalizers\":null}}}}'`. Until then no pod of "
+        "this name can be created."
+    )
+
+
 def _condition(pod: Manifest, ending: Ending, successor: str) -> Condition:
     """`successor`: advice after that for a pod on a live node."""
     name, node = pod["metadata"]["name"], node_of(pod)
     fetches = component(pod) == names.FETCH
     use = _CLAIM if fetches else "Its devices may be in use, so it is not deleted by force."
     match ending:
+        case "finalizer":
+            return Condition("False", Reason.POD_NOT_TERMINATING, _kept_message(pod))
         case "lost":
             effect = (
                 f"{use} Bring the node back, or run `kubectl delete node {node}` if it is off permanently."

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from minisgl_operator.api.objects import Ref
+from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.facts.observed import Rejection, Unreachable
+from minisgl_operator.plan.plan import Delete, plan
 from minisgl_operator.render import names
-from support.cluster.inference_models import CLAIM, HUB
+from support.cluster.inference_models import CLAIM, DEFAULTS, HUB
 from support.cluster.scene import NOW, Scene, fetch_scene
 
 LATER = "2026-01-01T11:30:00Z"
@@ -727,6 +729,34 @@ def test_a_pod_that_does_not_end_and_has_no_stateful_set_gets_no_advice_to_delet
     found = scene.conditions()["Degraded"]
     assert found["reason"] == "PodNotTerminating" and "Pod qwen-r0-0" in found["message"]
     assert "delete statefulset" not in found["message"]
+
+
+@pytest.mark.parametrize("nodes", [{}, {"node-0": NodeState()}, {"node-0": NodeState("Unknown", NOW)}, None])
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_a_finalizer_keeps_is_not_blamed_on_its_node(phase: str, nodes: dict[str, NodeState] | None) -> None:
+    scene = starting()
+    pod = scene.not_ready("qwen-r0-0", phase=phase)
+    pod["metadata"] |= {
+        "deletionTimestamp": "2026-01-01T11:00:00Z",
+        "deletionGracePeriodSeconds": 0,
+        "finalizers": ["kueue.x-k8s.io/managed", "example.com/audit"],
+    }
+    scene.nodes = nodes
+    expect(scene, "EngineReady", "PodNotTerminating", "kueue.x-k8s.io/managed, example.com/audit", "kubectl patch pod")
+    message = scene.conditions()["EngineReady"]["message"]
+    assert "node" not in message
+    facts = Facts(scene.model, scene.observed(), DEFAULTS, NOW)
+    assert not [step for step in plan(facts) if isinstance(step, Delete)], "force would change nothing"
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T11:59:30Z"
+    assert scene.conditions()["EngineReady"]["reason"] != "PodNotTerminating", "its controller has a moment"
+
+
+def test_a_pod_that_runs_on_a_lost_node_is_lost_whatever_its_finalizers() -> None:
+    scene = starting()
+    pod = scene.not_ready("qwen-r0-0")
+    pod["metadata"] |= {"deletionTimestamp": LATER, "deletionGracePeriodSeconds": 30, "finalizers": ["example.com/a"]}
+    scene.nodes = {}
+    assert scene.conditions()["EngineReady"]["reason"] == "NodeLost"
 
 
 def test_a_pod_on_a_silent_node_is_reported() -> None:
