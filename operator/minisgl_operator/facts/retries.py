@@ -147,7 +147,8 @@ def _counted(errors: tuple[NodeError, ...], new: NodeError) -> Iterator[NodeErro
     """The errors with one more, the last one last."""
     same = 0
     for each in errors:
-        if (each.node, each.error) == (new.node, new.error):
+        # A status of many replicas has the beginning of an error only.
+        if each.node == new.node and new.error.startswith(each.error.removesuffix("…")):
             same = each.count
         else:
             yield each

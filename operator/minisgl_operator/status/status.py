@@ -20,6 +20,7 @@ from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
 from minisgl_operator.status.conditions import Conditions, all_conditions, as_status
 from minisgl_operator.status.rollout import rollout_status
+from minisgl_operator.status.size import bounded
 
 Status = dict[str, Any]
 
@@ -70,7 +71,7 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
             "phase": "Done" if cached else "Pending" if facts.fetch.phase == "Done" else facts.fetch.phase,
             "percent": 100 if cached else facts.fetch.percent,
         }
-    return status
+    return bounded(status)
 
 
 def status_of_invalid_spec(

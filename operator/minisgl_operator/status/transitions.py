@@ -68,11 +68,16 @@ def _is_initial(type: str, status: str) -> bool:
     return type == ConditionType.INTERCONNECT_OPTIMAL and status != "False"
 
 
+def _identity(failure: Mapping[str, Any] | None) -> object:
+    """What tells a failure from the one before. Its texts depend on the room in the status."""
+    return failure and tuple(failure.get(name) for name in ("rank", "exitCode", "at"))
+
+
 def _failures(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[ModelEvent]:
-    before = {each["name"]: each.get("lastFailure") for each in previous.get("replicaStatuses") or ()}
+    before = {each["name"]: _identity(each.get("lastFailure")) for each in previous.get("replicaStatuses") or ()}
     for replica in new.get("replicaStatuses") or ():
         failure = replica.get("lastFailure")
-        if failure is None or failure == before.get(replica["name"]):
+        if failure is None or _identity(failure) == before.get(replica["name"]):
             continue
         rank = "its launcher" if failure.get("rank") is None else f"rank {failure['rank']}"
         if failure.get("node"):

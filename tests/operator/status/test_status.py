@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from minisgl_operator.api.status import InferenceModelStatus
+from minisgl_operator.api.text import truncate
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.observed import Observed, Unreachable
 from minisgl_operator.render import names
 from minisgl_operator.status.status import status_of_invalid_spec
+from minisgl_operator.status.transitions import events_for
 from support.cluster.inference_models import CLAIM, HUB, raw_model
 from support.cluster.scene import EARLIER, NOW, OLD_REVISION, Scene, fetch_scene
 
@@ -138,6 +141,38 @@ def test_the_end_of_a_launcher_is_reported_from_its_container() -> None:
         "message": "tail of the log",
         "at": "2026-01-01T11:58:00Z",
     }
+
+
+@pytest.mark.parametrize("text", ["x" * 4000, "\u20ac" * 4000, "\U0001f680" * 4000, '"\\\\' * 2000])
+def test_the_status_of_a_thousand_failed_replicas_fits_into_one_object(text: str) -> None:
+    scene = Scene({"replicas": 1000}, source=CLAIM)
+    failed = FAILURE | {"message": text}
+    errors = [{"node": f"node-{'n' * 50}{number}", "error": truncate(text, 256), "count": 2} for number in range(8)]
+    retries = []
+    for index in range(1000):
+        name = f"qwen-r{index}"
+        scene.leader_reports(name, phase="Failed", restarts=5, last_failure=failed | {"pod": f"{name}-0"})
+        retry = {"revision": scene.revision, "failures": 9, "leaderStart": 1767265200000 + index, "failedAt": EARLIER}
+        retries.append({"name": name, "revision": scene.revision, "retry": retry | {"errors": errors}})
+    scene.raw["status"] = {"replicaStatuses": retries}
+    status = scene.status()
+    assert len(json.dumps(status, separators=(",", ":"))) < 1 << 20
+    InferenceModelStatus.model_validate(status)
+    for replica in status["replicaStatuses"]:
+        assert (replica["phase"], replica["retry"]["failures"]) == ("Failed", 9)
+        assert replica["lastFailure"]["message"] and replica["retry"]["errors"][-1]["node"]
+    scene.raw["status"] = status
+    again = scene.raw["status"] = scene.status(status)
+    assert not events_for(status, again), "no failure is new"
+    # Errors of the last status are shorter now, which may leave more room for messages; then nothing changes any more.
+    assert scene.status(again) == again
+
+
+def test_the_status_of_a_few_replicas_keeps_all_texts() -> None:
+    scene = Scene({"replicas": 20}, source=CLAIM)
+    for index in range(20):
+        scene.leader_reports(f"qwen-r{index}", phase="Failed", last_failure=FAILURE | {"message": "x" * 1000})
+    assert all(len(each["lastFailure"]["message"]) == 1000 for each in scene.status()["replicaStatuses"])
 
 
 def test_failures_of_replaced_pods_are_not_reported() -> None:
