@@ -10,8 +10,10 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -23,6 +25,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.undeclared import undeclared_fields
 from minisgl_operator.shell.resources import Resource
+from minisgl_operator.shell.server_clock import ServerClock
 
 Connection: TypeAlias = Configuration
 """Address of the API server, and credentials."""
@@ -112,6 +115,7 @@ class Client:
         self._api = ApiClient(connection)
         self._api.user_agent = MANAGER
         self._on_response = on_response
+        self._clock = ServerClock()
         self._latency = 0.0
 
     async def __aenter__(self) -> Self:
@@ -119,6 +123,10 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         await self._api.close()
+
+    def now(self) -> datetime:
+        """The time by the API server's clock."""
+        return self._clock.now()
 
     @property
     def server_is_busy(self) -> bool:
@@ -311,7 +319,7 @@ class Client:
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         """Send a request; return the response with an unread body. Raises ApiError without a response."""
-        status = 0
+        status, sent = 0, time.monotonic()
         try:
             # The body bypasses param_serialize, which would copy it.
             method, url, headers, _, _ = await self._api.param_serialize(
@@ -324,6 +332,7 @@ class Client:
             found = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
             status = found.status
             response: aiohttp.ClientResponse = found.response
+            self._clock.observe(response.headers.get("Date"), sent)
             return response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _no_answer(method, path, error) from error

@@ -8,7 +8,6 @@ import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Final
 
 from minisgl_operator.api.objects import Manifest, is_deleting
@@ -167,7 +166,7 @@ class Controller:
             result = "error"
             try:
                 async with asyncio.timeout(_RECONCILE_TIMEOUT):
-                    done = await reconcile(self._context, key, blocked, datetime.now(UTC))
+                    done = await reconcile(self._context, key, blocked, self._client.now())
                 result = "requeue" if done.failed else "success"
                 if done.failed:
                     self.queue.retry(key)
@@ -180,7 +179,7 @@ class Controller:
                 self.queue.retry(key)
             except Exception:
                 # A bug that one model triggers must not stop the others.
-                self._context.upgrades.leave_out(key, datetime.now(UTC))
+                self._context.upgrades.leave_out(key, self._client.now())
                 _log.exception("Reconcile of %s/%s failed; retrying", *key)
                 self.queue.retry(key)
             finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
@@ -272,7 +272,7 @@ def _namespace_backoff(model_object: Manifest, now: datetime) -> float:
 async def _delete(context: Context, key: ModelKey, step: Delete) -> None:
     if step.lost_node is not None:
         # The watch may be late. A node that has returned ends the pod itself.
-        if not is_lost(await context.nodes.read(step.lost_node), datetime.now(UTC)):
+        if not is_lost(await context.nodes.read(step.lost_node), context.client.now()):
             return
         _log.warning("Deleting pod %s/%s by force: its node %s is lost", key.namespace, step.ref.name, step.lost_node)
     grace = None if step.lost_node is None else 0

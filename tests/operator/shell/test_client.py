@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from aiohttp import web
 from minisgl_operator.shell import client as module
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.resources import of_kind
+from minisgl_operator.shell.server_clock import ServerClock
 
 SERVICES = of_kind("Service")
 
@@ -158,3 +161,34 @@ async def test_a_response_above_the_size_limit_is_aborted(
     server.answers = [web.Response(body=b"x" * 5000)]
     with pytest.raises(ApiError, match="larger than"):
         await client.request("GET", "/x")
+
+
+@pytest.mark.parametrize("skew", [-300, 0, 300])
+async def test_the_clock_is_the_api_servers(server: Server, client: Client, skew: int) -> None:
+    theirs = datetime.now(UTC) + timedelta(seconds=skew)
+    server.answers = [web.json_response({}, headers={"Date": format_datetime(theirs.replace(microsecond=0))})]
+    await client.request("GET", "/x")
+    assert abs((client.now() - theirs).total_seconds()) < 10
+    server.answers = [web.json_response({"reason": "InternalError"}, status=404, headers={"Date": "no date"})]
+    with pytest.raises(ApiError):
+        await client.request("GET", "/x")
+    assert abs((client.now() - theirs).total_seconds()) < 10, "a header that is no date changes nothing"
+
+
+def test_the_clock_of_the_server_moves_only_when_a_response_contradicts_it() -> None:
+    elapsed = [1000.0]
+    clock = ServerClock(wall=lambda: 1_700_000_000.0, monotonic=lambda: elapsed[0])
+    start = datetime.fromtimestamp(1_700_000_000, UTC)
+    assert clock.now() == start
+    clock.observe(format_datetime(start), sent=999.5)
+    assert clock.now() == start, "the Date has no fractions"
+    clock.observe(None, sent=999.5)
+    assert clock.now() == start
+    # Five minutes behind; the answer took 4 s, in which the server may have read its clock at any moment.
+    behind = start - timedelta(seconds=300)
+    clock.observe(format_datetime(behind), sent=996.0)
+    assert behind <= clock.now() <= behind + timedelta(seconds=5)
+    clock.observe(format_datetime(behind), sent=999.9)
+    assert behind <= clock.now() <= behind + timedelta(seconds=1.1)
+    elapsed[0] += 60
+    assert behind + timedelta(seconds=60) <= clock.now() <= behind + timedelta(seconds=61.1)
