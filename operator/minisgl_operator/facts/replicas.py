@@ -21,6 +21,7 @@ from minisgl_operator.facts.pods import (
     cannot_run,
     component,
     containers_started,
+    last_terminations,
     replica_name,
     revision_of,
     waiting_reason,
@@ -198,12 +199,21 @@ class Replica:
             return is_deleting(self.stateful_set)
         return bool(self.pods) and all(is_deleting(pod) for pod in self.pods)
 
+    @property
+    def lost_process(self) -> bool:
+        """True if it starts again because a rank or the first process of a pod has exited."""
+        if self.phase == "Draining":
+            return False
+        if self.report is not None and self.report.get("restarts"):
+            return True
+        return any(last_terminations(pod) for pod in self.pods if not is_deleting(pod))
+
     @cached_property
     def failing(self) -> bool:
-        """True if it is not ready, and neither starting nor being replaced."""
+        """True if it is not ready, and neither starting for the first time nor being replaced."""
         if self.ready:
             return False
-        if self.ended is not None:
+        if self.ended is not None or self.lost_process:
             return True
         return self.phase in ("Failed", "Restarting", "Unknown") or any(
             cannot_run(pod) and not is_deleting(pod) for pod in self.pods

@@ -759,6 +759,31 @@ def test_a_pod_that_runs_on_a_lost_node_is_lost_whatever_its_finalizers() -> Non
     assert scene.conditions()["EngineReady"]["reason"] == "NodeLost"
 
 
+@pytest.mark.parametrize("phase", ["Waiting", "Rendezvous", "Loading"])
+def test_a_replica_that_lost_a_process_is_degraded_until_it_serves_again(phase: str) -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.leader_reports("qwen-r0", phase=phase, restarts=1, epoch=[1767265200000, 2], last_failure=failure("Killed"))
+    scene.frontends_report("qwen-r0")
+    conditions = scene.conditions()
+    assert (conditions["Degraded"]["status"], conditions["Degraded"]["reason"]) == ("True", "ReplicasDown")
+    assert "qwen-r0" in conditions["Degraded"]["message"]
+    assert (conditions["Ready"]["status"], scene.status()["phase"]) == ("True", "Degraded")
+    scene.leader_reports("qwen-r0", phase=phase)
+    assert scene.conditions()["Degraded"]["status"] == "False", "its first start is no failure"
+
+
+def test_a_replica_whose_launcher_exited_is_degraded_until_it_serves_again() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.leader_reports("qwen-r0", phase="Loading")
+    scene.frontends_report("qwen-r0")
+    container = scene.pods["qwen-r0-0"]["status"]["containerStatuses"][0]
+    container |= {"restartCount": 1, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    assert scene.conditions()["Degraded"]["reason"] == "ReplicasDown"
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.pods["qwen-r0-0"]["status"]["containerStatuses"][0] |= container | {"state": {"running": {}}}
+    assert scene.conditions()["Degraded"]["status"] == "False", "it serves again"
+
+
 def test_a_pod_on_a_silent_node_is_reported() -> None:
     scene = not_terminating()
     assert scene.nodes is not None
