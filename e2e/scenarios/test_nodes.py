@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from harness import nodes
 from harness.client import ClientPod
-from harness.models import spread_model
+from harness.models import cpu_model, spread_model
 from harness.namespace import Namespace
 from harness.traffic import traffic
 
@@ -47,6 +48,32 @@ def test_a_drained_node_loses_no_request(
         namespace.wait_for_condition("demo", "Ready")
     measurement(f"a drained node: {sent.summary()}")
     sent.check()
+
+
+def test_a_drain_without_room_elsewhere_names_its_budget_and_ends_without_budgets(
+    namespace: Namespace, victim: str
+) -> None:
+    model = cpu_model("demo", replicas=2)
+    model["spec"]["engine"]["nodeSelector"] = {"kubernetes.io/hostname": victim}
+    namespace.apply(model)
+    namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
+
+    def placed() -> list[str]:
+        return [node for node in nodes.of_pods(namespace.pods("demo", "engine")).values() if node]
+
+    def drain() -> None:
+        with nodes.drained(victim):
+            assert not placed()
+
+    with ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(drain)
+        found = namespace.wait_for_condition("demo", "Degraded", reason="DrainBlocked")
+        assert "demo-engine" in found["message"] and victim in found["message"], found
+        assert placed() == [victim], "the budget keeps the last replica"
+        namespace.patch("inferencemodel", "demo", {"spec": {"availability": {"disruptionBudget": "None"}}})
+        drained.result()
+    namespace.wait("two replicas again", lambda: namespace.status("demo").get("readyReplicas") == 2)
+    namespace.wait("no fault", lambda: namespace.condition("demo", "Degraded")["status"] == "False")
 
 
 def test_a_kubelet_that_comes_back_finds_the_same_pods(

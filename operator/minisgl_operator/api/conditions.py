@@ -96,6 +96,7 @@ class Reason(StrEnum):
     ALL_REPLICAS_SERVE = "AllReplicasServe"
     REPLICAS_DOWN = "ReplicasDown"
     FRONTENDS_DOWN = "FrontendsDown"
+    DRAIN_BLOCKED = "DrainBlocked"
 
     OPTIMAL = "Optimal"
     CROSS_POD_TCP = "CrossPodTCP"

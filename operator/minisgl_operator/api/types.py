@@ -578,6 +578,15 @@ class NetworkPolicySpec(ApiModel):
     """Clients that may connect to the endpoint; default: pods of the same namespace."""
 
 
+class Availability(ApiModel):
+    """Limits on evictions of the model's pods, as by node drains."""
+
+    disruption_budget: Literal["Auto", "None"] = "Auto"
+    """PodDisruptionBudgets of the model. Auto: of several replicas one may be evicted while all others serve, and one
+    frontend at a time; a drain waits for that, without end if an evicted replica fits on no other node. None: no
+    budgets, a drain may evict all pods together."""
+
+
 class InferenceModelSpec(ApiModel):
     """Desired state of the InferenceModel."""
 
@@ -605,6 +614,8 @@ class InferenceModelSpec(ApiModel):
     """Limit of automatic restarts of a replica's ranks."""
     rollout: RolloutSpec = RolloutSpec()
     """How replicas get a new revision."""
+    availability: Availability = Availability()
+    """Limits on evictions of the model's pods, as by node drains."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Network access to the endpoint."""
 

@@ -26,6 +26,7 @@ from minisgl_operator.facts import fetch_status as fetches
 from minisgl_operator.facts.admission import Admission, admission_of
 from minisgl_operator.facts.autoscaling import Decision, Load, until_next_decision
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
+from minisgl_operator.facts.drains import BlockedDrain, blocked_drain
 from minisgl_operator.facts.ended_pods import EndedPod, ended_pod
 from minisgl_operator.facts.gang import GangStarts, is_placed_together
 from minisgl_operator.facts.history import History
@@ -425,6 +426,10 @@ class Facts:
     @cached_property
     def cached(self) -> bool:
         return fetches.is_cached(self.model, self.observed)
+
+    @cached_property
+    def blocked_drain(self) -> BlockedDrain | None:
+        return blocked_drain(self.model.name, self.observed, self.replicas)
 
     def ending(self, pod: Manifest) -> Ending | None:
         """Reason why a deleted pod has not terminated; None for other pods, and while that is no surprise."""

@@ -14,15 +14,17 @@ kubelet is silent."""
 
 @dataclass(frozen=True)
 class NodeState:
-    """Readiness and taint of a node that exists.
+    """Readiness and taints of a node that exists.
 
     `ready` is True for a node that has never reported. `not_ready_since`: time of the change to False or Unknown; None
-    for a ready node. `out_of_service`: a user has tainted it with node.kubernetes.io/out-of-service.
+    for a ready node. `out_of_service`: a user has tainted it with node.kubernetes.io/out-of-service. `emptied`: it
+    takes no more pods, as while `kubectl drain` or a node autoscaler evicts those that it has.
     """
 
     ready: Readiness = "True"
     not_ready_since: datetime | None = None
     out_of_service: bool = False
+    emptied: bool = False
 
 
 Nodes = Mapping[str, NodeState]

@@ -19,7 +19,15 @@ from minisgl_operator.facts.wanted import takes_requests
 from minisgl_operator.facts.waves import State
 from minisgl_operator.render import names
 
-_CHANGES_NO_PODS: Final = {"replicas", "autoscaling", "suspend", "recovery", "rollout", "network_policy"}
+_CHANGES_NO_PODS: Final = {
+    "replicas",
+    "autoscaling",
+    "suspend",
+    "recovery",
+    "rollout",
+    "availability",
+    "network_policy",
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.pods import node_of, replica_name, revision_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, storage
-from minisgl_operator.render.availability import engine_budget
+from minisgl_operator.render.availability import engine_budget, has_budgets
 from minisgl_operator.render.engine import first_pod
 from minisgl_operator.render.history import controller_revision
 from minisgl_operator.render.pruning import pruning_of, with_pruning
@@ -108,7 +108,7 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
     fetch Job, size and class of an existing PVC."""
     children = facts.observed.children
     result = dict(facts.desired)
-    if facts.replicas:
+    if facts.replicas and has_budgets(facts.model):
         ready_pods = {replica.name: replica.size if replica.ready else 0 for replica in facts.replicas}
         budget = engine_budget(facts.model, ready_pods)
         result[ref_of(budget)] = budget

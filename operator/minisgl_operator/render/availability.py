@@ -11,6 +11,10 @@ from minisgl_operator.render import names, single_node
 from minisgl_operator.render.child import child
 
 
+def has_budgets(model: InferenceModel) -> bool:
+    return model.spec.availability.disruption_budget == "Auto"
+
+
 def frontend_budget(model: InferenceModel) -> Manifest:
     # One at a time, and never 0: a budget that forbids to evict the only frontend would block every drain.
     return _budget(model, names.FRONTEND, {"maxUnavailable": 1}, {})
@@ -47,5 +51,5 @@ def _budget(model: InferenceModel, component: str, limit: dict[str, int], select
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": names.selector(model.name, component)} | selector,
     }
-    name = f"{model.name}-{component}"
+    name = names.budget(model.name, component)
     return child(model, "policy/v1", "PodDisruptionBudget", name, component, {"spec": spec})

@@ -58,11 +58,13 @@ def _render(
     yield frontend.leaders_service(model)
     if fetched:
         yield storage.fetch_job(model, defaults)
-    yield availability.frontend_budget(model)
+    if availability.has_budgets(model):
+        yield availability.frontend_budget(model)
     yield frontend.deployment(model, defaults)
     if replicas:
-        pods = {names.replica(model.name, index): template.pods for index in replicas}
-        yield availability.engine_budget(model, pods)
+        if availability.has_budgets(model):
+            pods = {names.replica(model.name, index): template.pods for index in replicas}
+            yield availability.engine_budget(model, pods)
         for index in replicas:
             yield engine.peers_service(model, index)
             yield engine.stateful_set(model, template, index)

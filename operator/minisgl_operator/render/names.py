@@ -87,6 +87,11 @@ def frontend(model: str) -> str:
     return f"{model}-frontend"
 
 
+def budget(model: str, component: str) -> str:
+    """Name of the PodDisruptionBudget of the model's engines or frontends."""
+    return f"{model}-{component}"
+
+
 def cache(model: str) -> str:
     return f"{model}-cache"
 

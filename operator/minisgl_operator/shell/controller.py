@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Final
 
-from minisgl_operator.api.objects import Manifest, is_deleting
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import Rejection
 from minisgl_operator.facts.pods import node_of
@@ -148,9 +148,9 @@ class Controller:
             self.queue.add(key, urgent=type in ("ADDED", "MODIFIED") and _is_edited(body))
 
     def _on_node_change(self, names: frozenset[str] | None) -> None:
-        """Queue the models with deleted pods on these nodes; None: on any node."""
+        """Queue the models with pods on these nodes; None: on any node."""
         for key, pod in self.store.pods():
-            if is_deleting(pod) and (names is None or node_of(pod) in names):
+            if names is None or node_of(pod) in names:
                 self.queue.add(key)
 
     async def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""A watch of nodes, which says which pods may be deleted by force.
+"""A watch of nodes, which says which pods may be deleted by force, and which nodes are drained.
 
 Reading nodes is an optional permission: without it no pod is deleted by force. It is tried again all the time, so a
 permission that comes or goes needs no restart. kopf cannot do that, and would hold whole objects: of a node, with its
@@ -23,6 +23,8 @@ from minisgl_operator.shell.resources import NODE
 _log = logging.getLogger(__name__)
 
 _OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
+# Taints of the node autoscalers Karpenter, with its former name, and cluster-autoscaler.
+_EMPTIED: Final = frozenset({"karpenter.sh/disrupted", "karpenter.sh/disruption", "ToBeDeletedByClusterAutoscaler"})
 _RETRY_SECONDS: Final = 10.0
 _RELIST_SECONDS: Final = 1.0
 # Some nodes have 30 kB: a page is decoded as a whole.
@@ -41,6 +43,7 @@ class _Taint(msgspec.Struct):
 
 class _Spec(msgspec.Struct):
     taints: list[_Taint] | None = None
+    unschedulable: bool = False
 
 
 class _Condition(msgspec.Struct):
@@ -172,8 +175,10 @@ def node_state(body: Manifest) -> NodeState:
 def _state(node: _Node) -> NodeState:
     ready: Mapping[str, _Condition] = {each.type: each for each in node.status.conditions or ()}
     found = ready.get("Ready")
-    out_of_service = any(taint.key == _OUT_OF_SERVICE for taint in node.spec.taints or ())
+    taints = {taint.key for taint in node.spec.taints or ()}
+    out_of_service = _OUT_OF_SERVICE in taints
+    emptied = node.spec.unschedulable or not taints.isdisjoint(_EMPTIED)
     if found is None or found.status == "True":
-        return NodeState(out_of_service=out_of_service)
+        return NodeState(out_of_service=out_of_service, emptied=emptied)
     since = None if found.lastTransitionTime is None else parse_time(found.lastTransitionTime)
-    return NodeState("Unknown" if found.status == "Unknown" else "False", since, out_of_service)
+    return NodeState("Unknown" if found.status == "Unknown" else "False", since, out_of_service, emptied)

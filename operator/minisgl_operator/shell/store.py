@@ -253,6 +253,8 @@ def trim(body: Manifest) -> Manifest:
             claimed = ("resources", "storageClassName", "volumeName")
             small["spec"] = {name: body["spec"][name] for name in claimed if name in body["spec"]}
             small["status"] = status
+        case "PodDisruptionBudget":
+            small["status"] = status
         case "Job":
             kept_metadata["annotations"] = _annotations(metadata, PRUNING_ANNOTATION)
             small["status"] = status

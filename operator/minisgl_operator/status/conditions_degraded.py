@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
+from minisgl_operator.facts.drains import BlockedDrain
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.status.condition import Condition, frontends_stuck, shortened
 from minisgl_operator.status.ending_pods import ending_pod
 
 
 def degraded(facts: Facts) -> Condition:
+    if (blocked := facts.blocked_drain) is not None:
+        return Condition("True", Reason.DRAIN_BLOCKED, _blocked_message(blocked))
     down = [replica.name for replica in facts.replicas if replica.failing]
     if down:
         message = f"Replicas that are down: {shortened(down)}. See EngineReady and Scheduled for the cause."
@@ -22,3 +25,13 @@ def degraded(facts: Facts) -> Condition:
     if found is not None and found.reason == Reason.POD_NOT_TERMINATING:
         return found._replace(status="True")
     return Condition("False", Reason.ALL_REPLICAS_SERVE, "No replica or frontend that has started is down.")
+
+
+def _blocked_message(blocked: BlockedDrain) -> str:
+    down = f"replicas are down: {shortened(list(blocked.replicas))}" if blocked.replicas else "a frontend pod is down"
+    return (
+        f"The drain of {shortened(list(blocked.nodes))} waits: PodDisruptionBudget {blocked.budget} allows no eviction "
+        f"while {down}. See EngineReady, FrontendReady and Scheduled for the cause, which in most cases is a lack of "
+        "room on other nodes. To let the drain evict the pods that serve, set spec.availability.disruptionBudget to "
+        "None; nothing serves until they start elsewhere."
+    )

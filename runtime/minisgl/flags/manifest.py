@@ -52,6 +52,7 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
     "replicas": "one replica is served",
     "autoscaling": "one replica is served",
     "rollout": _NO_PODS,
+    "availability": _NO_PODS,
     "suspend": "the model is served now",
     "engine.env.valueFrom": "set the variable in the environment",
     **dict.fromkeys(

@@ -372,6 +372,19 @@ def test_the_only_replica_may_always_be_evicted() -> None:
     assert budget_of(cluster) == (0, [])
 
 
+def test_a_model_without_budgets_has_none_and_restarts_nothing() -> None:
+    cluster = settled({"replicas": 2})
+    pods = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
+    cluster.edit({"availability": {"disruptionBudget": "None"}})
+    cluster.settle()
+    assert not [ref for ref in cluster.objects if ref.kind == "PodDisruptionBudget"]
+    assert {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()} == pods
+    cluster.edit({"availability": {"disruptionBudget": "Auto"}})
+    cluster.settle()
+    budgets = {ref.name for ref in cluster.objects if ref.kind == "PodDisruptionBudget"}
+    assert budgets == {"qwen-engine", "qwen-frontend"}
+
+
 def test_disruption_budgets_of_an_earlier_version_are_deleted() -> None:
     cluster = settled({"replicas": 2})
     (budget,) = (body for ref, body in cluster.objects.items() if ref == Ref("PodDisruptionBudget", "qwen-engine"))

@@ -128,6 +128,8 @@ async def test_readiness_and_taints_of_nodes_are_known(cluster: Cluster) -> None
         node("off", taint="node.kubernetes.io/out-of-service"),
         node("tainted", taint="nvidia.com/gpu"),
         node("new", None),
+        node("autoscaled", taint="karpenter.sh/disrupted"),
+        node("cordoned") | {"spec": {"unschedulable": True}},
     ]
     cluster.nodes = {body["metadata"]["name"]: body for body in bodies}
     async with watching(cluster) as watched:
@@ -138,6 +140,8 @@ async def test_readiness_and_taints_of_nodes_are_known(cluster: Cluster) -> None
             "off": NodeState(out_of_service=True),
             "tainted": NodeState(),
             "new": NodeState(),
+            "autoscaled": NodeState(emptied=True),
+            "cordoned": NodeState(emptied=True),
         }
 
 

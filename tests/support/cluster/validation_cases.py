@@ -151,6 +151,7 @@ EVERYTHING: Final[Object] = {
     },
     "drainSeconds": 1,
     "recovery": {"maxRestarts": 0, "windowSeconds": 60},
+    "availability": {"disruptionBudget": "None"},
     "networkPolicy": {
         "enabled": False,
         "ingressFrom": [_PEER, {"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}],
