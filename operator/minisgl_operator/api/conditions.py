@@ -96,6 +96,7 @@ class Reason(StrEnum):
     ALL_REPLICAS_SERVE = "AllReplicasServe"
     REPLICAS_DOWN = "ReplicasDown"
     FRONTENDS_DOWN = "FrontendsDown"
+    FRONTEND_SILENT = "FrontendSilent"
     DRAIN_BLOCKED = "DrainBlocked"
 
     OPTIMAL = "Optimal"

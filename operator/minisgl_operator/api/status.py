@@ -153,6 +153,15 @@ class ReplicaStatus(ApiModel):
     """Failures after all restarts, and the next attempt; absent without such a failure."""
 
 
+class SilentFrontendStatus(ApiModel):
+    """A frontend pod that runs and does not answer the operator."""
+
+    pod: Text
+    """Name of the pod."""
+    since: datetime
+    """Time of the first probe without an answer. After 10 minutes the pod keeps no replica from being removed."""
+
+
 class FrontendStatus(ApiModel):
     """Frontend pods."""
 
@@ -160,6 +169,8 @@ class FrontendStatus(ApiModel):
     """Frontend pods."""
     ready_replicas: Count | None = None
     """Number of ready frontend pods."""
+    silent: tuple[SilentFrontendStatus, ...] | None = Field(default=None, max_length=1000)
+    """Frontend pods that do not answer the operator."""
 
 
 class AutoscalingStatus(ApiModel):

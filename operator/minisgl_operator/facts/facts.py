@@ -41,6 +41,7 @@ from minisgl_operator.facts.retries import Retry, retry_of
 from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.selection import Rollout, Selection, select
+from minisgl_operator.facts.silent_frontends import SilentFrontend, seconds_until_left_out, silent_frontends
 from minisgl_operator.facts.surge import Strategy, auto_strategy, seconds_until_surge_ends
 from minisgl_operator.facts.upgrade import Templates, Upgrade, upgrade_of
 from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
@@ -269,7 +270,17 @@ class Facts:
 
     @cached_property
     def load(self) -> Load:
-        return load_of(self.observed)
+        return load_of(self.observed, [each.pod for each in self.silent_frontends if each.is_left_out(self.now)])
+
+    @cached_property
+    def silent_frontends(self) -> tuple[SilentFrontend, ...]:
+        """Frontends that do not answer the operator."""
+        return silent_frontends(self.observed, self.now)
+
+    @property
+    def seconds_until_left_out(self) -> float | None:
+        """Seconds until a silent frontend no longer keeps replicas from being removed; None without one."""
+        return seconds_until_left_out(self.silent_frontends, self.now)
 
     @cached_property
     def autoscaling(self) -> Decision | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.autoscaling import Load, ReplicaLoad
@@ -11,10 +11,16 @@ from minisgl_operator.facts.pods import component, containers_started
 from minisgl_operator.render import names
 
 
-def load_of(observed: Observed) -> Load:
+def load_of(observed: Observed, left_out: Collection[str] = ()) -> Load:
     """The load of all frontends together. A frontend that stops still has requests, so it counts; one that has not
-    started or has ended does not."""
-    frontends = [pod for pod in observed.pods if component(pod) == names.FRONTEND and _may_have_requests(pod, observed)]
+    started or has ended does not, nor do the pods in `left_out`."""
+    frontends = [
+        pod
+        for pod in observed.pods
+        if component(pod) == names.FRONTEND
+        and pod["metadata"]["name"] not in left_out
+        and _may_have_requests(pod, observed)
+    ]
     reports = [report for pod in frontends if (report := observed.report(pod)) is not None]
     complete = bool(reports) and len(reports) == len(frontends) and all("idle_seconds" in report for report in reports)
     return Load(

@@ -117,6 +117,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             facts.seconds_until_strategy_changes,
             facts.seconds_until_deadline,
             facts.seconds_until_scaling,
+            facts.seconds_until_left_out,
             facts.seconds_until_retry,
             facts.seconds_until_check,
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.facts.drains import BlockedDrain
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.silent_frontends import LEFT_OUT_AFTER
 from minisgl_operator.status.condition import Condition, frontends_stuck, shortened
 from minisgl_operator.status.ending_pods import ending_pod
 
@@ -24,6 +25,9 @@ def degraded(facts: Facts) -> Condition:
     found = ending_pod(facts, facts.observed.pods)
     if found is not None and found.reason == Reason.POD_NOT_TERMINATING:
         return found._replace(status="True")
+    silent = [each.pod for each in facts.silent_frontends if each.is_left_out(facts.now)]
+    if silent:
+        return Condition("True", Reason.FRONTEND_SILENT, _silent_message(facts, silent))
     return Condition("False", Reason.ALL_REPLICAS_SERVE, "No replica or frontend that has started is down.")
 
 
@@ -34,4 +38,13 @@ def _blocked_message(blocked: BlockedDrain) -> str:
         f"while {down}. See EngineReady, FrontendReady and Scheduled for the cause, which in most cases is a lack of "
         "room on other nodes. To let the drain evict the pods that serve, set spec.availability.disruptionBudget to "
         "None; nothing serves until they start elsewhere."
+    )
+
+
+def _silent_message(facts: Facts, silent: list[str]) -> str:
+    effect = " The number of replicas follows the other frontends." if facts.autoscaling is not None else ""
+    return (
+        f"Frontend pods that have not answered the operator for {LEFT_OUT_AFTER.total_seconds() / 60:.0f} minutes: "
+        f"{shortened(silent)}.{effect} See their logs and the NetworkPolicies between the operator and the pods; "
+        "delete a pod that hangs."
     )

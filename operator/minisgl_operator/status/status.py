@@ -59,7 +59,7 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         "model": _served_model(facts, previous),
         "revision": facts.revision,
         "replicaStatuses": replicas,
-        "frontend": {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends},
+        "frontend": _frontend_status(facts),
     }
     status |= _autoscaling(facts)
     status["rollout"] = rollout_status(facts)
@@ -127,6 +127,12 @@ def _autoscaling(facts: Facts) -> dict[str, Any]:
         "fewerSince": None if since is None else _timestamp(since),
     }
     return {"autoscaling": {name: value for name, value in fields.items() if value is not None}}
+
+
+def _frontend_status(facts: Facts) -> dict[str, Any]:
+    silent = [{"pod": each.pod, "since": _timestamp(each.since)} for each in facts.silent_frontends]
+    found = {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends}
+    return found | ({"silent": silent} if silent else {})
 
 
 def _selector(model: InferenceModel) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.facts.wanted import is_at_zero, takes_requests
 from minisgl_operator.plan.plan import Delete, plan
 from minisgl_operator.status.status import derive_status
@@ -86,6 +87,37 @@ def test_a_frontend_that_has_not_started_has_no_requests_and_one_that_does_not_a
     assert facts_of(scene).wanted == 1
     scene.waiting("frontend-1", "ContainerCreating")
     assert facts_of(scene).wanted == 0
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_frontend_that_stays_silent_lets_the_others_decide_in_the_end(idle: bool) -> None:
+    scene = scaled(3, minReplicas=0 if idle else 1)
+    report(scene, idle=700.0)
+    scene.pods["frontend-1"] = copy.deepcopy(scene.pods["frontend-0"])
+    scene.pods["frontend-1"]["metadata"] |= {"name": "frontend-1", "uid": "Pod/frontend-1"}
+    scene.reports["frontend-1"] = Unreachable("timed out")
+    wanted = []
+    for minutes in (0, 9, 10, 16):
+        facts = Facts(scene.model, scene.observed(), DEFAULTS, NOW + timedelta(minutes=minutes))
+        assert facts.seconds_until_left_out == (60.0 * (10 - minutes) if minutes < 10 else None)
+        scene.raw["status"] = derive_status(facts, scene.raw.get("status", {}))
+        wanted.append(scene.raw["status"]["autoscaling"]["targetReplicas"])
+        assert scene.raw["status"]["frontend"]["silent"] == [{"pod": "frontend-1", "since": "2026-01-01T12:00:00Z"}]
+        degraded = scene.raw["status"]["conditions"][7]
+        assert (degraded["type"], degraded["reason"] == "FrontendSilent") == ("Degraded", minutes >= 10)
+    assert wanted == ([3, 3, 0, 0] if idle else [3, 3, 3, 1])
+    assert "frontend-1" in degraded["message"]
+    scene.reports["frontend-1"] = scene.reports["frontend-0"]
+    answered = derive_status(facts_of(scene), scene.raw["status"])
+    assert "silent" not in answered["frontend"]
+
+
+def test_frontends_that_are_all_silent_remove_nothing() -> None:
+    scene = scaled(3)
+    scene.reports["frontend-0"] = Unreachable("timed out")
+    silent = [{"pod": "frontend-0", "since": "2026-01-01T10:00:00Z"}]
+    scene.raw["status"] = {"autoscaling": {"targetReplicas": 3}, "frontend": {"silent": silent}}
+    assert facts_of(scene).wanted == 3
 
 
 def test_an_idle_model_loses_its_replicas_and_reports_why() -> None:
