@@ -245,7 +245,7 @@ class VolumeMount(ApiModel):
 
 
 class PodResourceClaim(ApiModel):
-    """Devices by dynamic resource allocation (Kubernetes 1.34 and later), in addition to GPUs."""
+    """Devices by dynamic resource allocation (Kubernetes 1.34 and later)."""
 
     name: DnsLabel
     """Name of the claim in the pod."""
@@ -253,6 +253,9 @@ class PodResourceClaim(ApiModel):
     """An existing ResourceClaim, which all pods share."""
     resource_claim_template_name: ObjectName | None = None
     """A ResourceClaimTemplate, from which each pod gets a claim of its own."""
+    gpus: Boolean | None = None
+    """Whether the claim has the GPUs of an engine pod, one for each rank. Then engine.gpuResourceName is not requested.
+    Default: true if the name begins with gpu."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -261,6 +264,10 @@ class PodResourceClaim(ApiModel):
             holds=lambda claim: (claim.resource_claim_name is None) != (claim.resource_claim_template_name is None),
         ),
     )
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.name.startswith("gpu") if self.gpus is None else self.gpus
 
 
 class PodTemplate(PodMetadata):

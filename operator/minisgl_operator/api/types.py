@@ -411,7 +411,7 @@ class EngineSpec(PodSettings):
     env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = ()
     """Environment variables of the engine."""
     gpu_resource_name: QualifiedName = "nvidia.com/gpu"
-    """Resource name of GPUs."""
+    """Resource name of GPUs, of which a pod requests one for each rank, unless podTemplate.resourceClaims has them."""
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods, for nodes whose default runtime provides no GPUs."""
     shm_size: Quantity = "8Gi"
@@ -447,6 +447,11 @@ class EngineSpec(PodSettings):
             ),
         ),
     )
+
+    @property
+    def claims_gpus(self) -> bool:
+        """True if resource claims have the GPUs, which then are not requested by number."""
+        return any(claim.has_gpus for claim in self.pod_template.resource_claims)
 
 
 class ApiKeysSecretReference(ApiModel):

@@ -488,8 +488,7 @@ class Facts:
             yield found
         pods = [pod for pod in self.observed.pods if not is_deleting(pod) and not has_condition(pod, "Ready")]
         for pod in sorted(pods, key=_by_component_and_name):
-            gpu = self.model.spec.engine.gpu_resource_name
-            if found := failure_of_pod(pod, self.observed.events_of(pod), gpu):
+            if found := failure_of_pod(pod, self.observed.events_of(pod), self.model.spec.engine):
                 yield found
         if found := creation_failure(self._creation_messages()):
             yield found

@@ -10,10 +10,13 @@ from typing import Final
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, condition_of
 from minisgl_operator.api.text import quote
+from minisgl_operator.api.types import EngineSpec
 from minisgl_operator.facts.observed import ObjectEvent
 from minisgl_operator.facts.pods import added_container, component, containers, init_containers, is_unschedulable
 from minisgl_operator.render import names
 
+_NO_DEVICES: Final = "cannot allocate all claims"
+"""What the scheduler says where free devices are missing for a resource claim."""
 _IMAGE_REASONS: Final = frozenset(
     {"ErrImageNeverPull", "ErrImagePull", "ImageInspectError", "ImagePullBackOff", "InvalidImageName"}
 )
@@ -67,10 +70,10 @@ class PodFailure:
     container: str = ""
 
 
-def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], gpu_resource: str) -> PodFailure | None:
+def failure_of_pod(pod: Manifest, events: Iterable[ObjectEvent], engine: EngineSpec) -> PodFailure | None:
     """The failure that keeps the pod from running; None without one so far."""
     if is_unschedulable(pod):
-        return _scheduling(pod, gpu_resource)
+        return _scheduling(pod, engine)
     for container in (*init_containers(pod), *containers(pod)):
         waiting = (container.get("state") or {}).get("waiting")
         if waiting is None:
@@ -168,7 +171,7 @@ def _fields_required_by_quota(messages: Iterable[str]) -> PodFailure | None:
     return PodFailure(Reason.FIELDS_REQUIRED, ", ".join(sorted(fields)), subject=quota) if fields else None
 
 
-def _scheduling(pod: Manifest, gpu_resource: str) -> PodFailure:
+def _scheduling(pod: Manifest, engine: EngineSpec) -> PodFailure:
     found = condition_of(pod, "PodScheduled")
     assert found is not None
     # The rest of the message lists possible evictions, and changes from attempt to attempt.
@@ -177,7 +180,7 @@ def _scheduling(pod: Manifest, gpu_resource: str) -> PodFailure:
         return PodFailure(Reason.CLAIM_LOST, lost.group(2), subject=lost.group(1))
     if pvc := _MISSING_PVC.search(text):
         return PodFailure(Reason.CLAIM_NOT_FOUND, pvc.group(2), subject=f'PersistentVolumeClaim "{pvc.group(1)}"')
-    short_of_gpus = f"Insufficient {gpu_resource}" in text
+    short_of_gpus = (_NO_DEVICES if engine.claims_gpus else f"Insufficient {engine.gpu_resource_name}") in text
     return PodFailure(Reason.INSUFFICIENT_GPU if short_of_gpus else Reason.UNSCHEDULABLE, text, pod)
 
 

@@ -126,7 +126,7 @@ def shm_in_memory(engine: EngineSpec, parallelism: Parallelism) -> bool:
 def _container(model: InferenceModel, defaults: Defaults, replica: str) -> dict[str, Any]:
     engine = model.spec.engine
     on_gpu, ranks = _on_gpu(engine), model.spec.parallelism.ranks_per_pod
-    gpus = {engine.gpu_resource_name: str(ranks)} if on_gpu else {}
+    gpus = {engine.gpu_resource_name: str(ranks)} if on_gpu and not engine.claims_gpus else {}
     return {
         "name": names.ENGINE,
         **pods.image(engine, defaults.engine_image, defaults),

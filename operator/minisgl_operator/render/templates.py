@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl_operator.api.pod_template import PodMetadata, PodTemplate, Volume
+from minisgl_operator.api.pod_template import PodMetadata, PodResourceClaim, PodTemplate, Volume
 from minisgl_operator.render.quantity import canonical
 
 _NO_SIDECARS: Final = {"linkerd.io/inject": "disabled", "sidecar.istio.io/inject": "false"}
@@ -48,12 +48,16 @@ def _with_additions(spec: dict[str, Any], added: PodTemplate) -> dict[str, Any]:
     }
     result = {**spec, "volumes": [*spec["volumes"], *map(_volume, added.volumes)]}
     if added.resource_claims:
-        result["resourceClaims"] = [claim.manifest() for claim in added.resource_claims]
+        result["resourceClaims"] = [_claim(claim) for claim in added.resource_claims]
         names = [{"name": claim.name} for claim in added.resource_claims]
         container["resources"] = {**container.get("resources", {}), "claims": names}
     if added.scheduler_name is not None:
         result["schedulerName"] = added.scheduler_name
     return {**result, "containers": [container]}
+
+
+def _claim(claim: PodResourceClaim) -> dict[str, Any]:
+    return {name: value for name, value in claim.manifest().items() if name != "gpus"}
 
 
 def _volume(volume: Volume) -> dict[str, Any]:

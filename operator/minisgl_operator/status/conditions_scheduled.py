@@ -178,7 +178,7 @@ def _pod_message(facts: Facts, failure: PodFailure, pod: str, part: str) -> str:
     match failure.reason:
         case Reason.INSUFFICIENT_GPU:
             return (
-                f"{pod} fits on no node with enough free {facts.model.spec.engine.gpu_resource_name}. The scheduler "
+                f"{pod} fits on no node with enough free {_gpus(facts)}. The scheduler "
                 f"reports: {failure.message} Free GPUs, add a node, or lower spec.parallelism.gpusPerPod or "
                 f"spec.replicas.{_release(facts, failure)}"
             )
@@ -257,12 +257,17 @@ def _single_node_message(facts: Facts, failure: PodFailure, pod: str, claim: str
         needed = "all replicas"
     else:
         gpus = facts.wanted * spec.parallelism.tensor
-        needed = f"{facts.wanted} replicas with {gpus} {spec.engine.gpu_resource_name} in all"
+        needed = f"{facts.wanted} replicas with {gpus} {_gpus(facts)} in all"
     return (
         f'{pod} cannot be placed: PersistentVolumeClaim "{claim}" is ReadWriteOnce, so {needed} must fit on {node}. '
         f"The scheduler reports: {failure.message} Free resources there, use a larger node, lower spec.replicas (to 0, "
         f"to move to another node), or use a claim that is ReadWriteMany.{_release(facts, failure)}"
     )
+
+
+def _gpus(facts: Facts) -> str:
+    engine = facts.model.spec.engine
+    return "GPUs for its resource claim" if engine.claims_gpus else engine.gpu_resource_name
 
 
 def _holds_claim(pod: Manifest) -> bool:

@@ -403,6 +403,27 @@ def test_shared_memory_is_a_tmpfs_where_a_pod_has_several_ranks_unless_the_model
     assert shared({"tensor": 2}, "Node") == shared({"tensor": 8, "gpusPerPod": 4}, "Node") == node
 
 
+@pytest.mark.parametrize(
+    ("claim", "counted"),
+    [
+        ({"name": "gpu"}, False),
+        ({"name": "gpus"}, False),
+        ({"name": "accelerators", "gpus": True}, False),
+        ({"name": "nic"}, True),
+        ({"name": "gpu-network", "gpus": False}, True),
+    ],
+)
+def test_a_claim_of_gpus_replaces_those_requested_by_number(claim: dict[str, Any], counted: bool) -> None:
+    claim = {**claim, "resourceClaimTemplateName": "devices"}
+    model = inference_model({"parallelism": {"tensor": 2}, "engine": {"podTemplate": {"resourceClaims": [claim]}}})
+    pod = find(render(model, DEFAULTS), "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]
+    resources = pod["containers"][0]["resources"]
+    for amounts in (resources["requests"], resources.get("limits", {})):
+        assert amounts.get("nvidia.com/gpu") == ("2" if counted else None)
+    assert resources["claims"] == [{"name": claim["name"]}]
+    assert pod["resourceClaims"] == [{"name": claim["name"], "resourceClaimTemplateName": "devices"}]
+
+
 def test_the_root_file_system_is_read_only_but_for_the_gpu_runtime() -> None:
     for device, read_only in (("auto", False), ("cpu", True)):
         manifests = render(inference_model({"engine": {"device": device}}, source=CLAIM), DEFAULTS)

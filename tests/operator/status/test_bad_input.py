@@ -252,6 +252,13 @@ def test_missing_gpus_are_reported() -> None:
     assert scene.conditions()["EngineReady"]["reason"] == "WaitingForPods"
 
 
+def test_missing_gpus_of_a_resource_claim_are_reported() -> None:
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    scene = starting({"engine": {"podTemplate": {"resourceClaims": claims}}})
+    scene.unschedulable("qwen-r0-0", "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable")
+    expect(scene, "Scheduled", "InsufficientGPU", "GPUs for its resource claim", "cannot allocate all claims")
+
+
 def test_a_missing_node_is_reported() -> None:
     scene = starting()
     scene.unschedulable("qwen-r0-0", "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")

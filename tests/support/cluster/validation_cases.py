@@ -71,7 +71,7 @@ _POD_TEMPLATE: Final = {
         {"name": "scratch", "mountPath": "/modelsx"},
     ],
     "resourceClaims": [
-        {"name": "nic", "resourceClaimTemplateName": "nic"},
+        {"name": "nic", "resourceClaimTemplateName": "nic", "gpus": False},
         {"name": "channel", "resourceClaimName": "channel"},
     ],
 }
