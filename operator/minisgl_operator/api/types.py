@@ -473,8 +473,9 @@ class Auth(ApiModel):
 class FrontendSpec(PodSettings):
     """Pods that serve the OpenAI API. They need no GPU, no model volume and no token."""
 
-    replicas: Integer = Field(default=1, ge=1, le=100)
-    """Number of frontend pods."""
+    replicas: Integer | None = Field(default=None, ge=1, le=100)
+    """Number of frontend pods. Default: 1 at first, and then the number that another one, such as a
+    HorizontalPodAutoscaler, gives the Deployment NAME-frontend."""
     auth: Auth | None = None
     """Authentication of clients; default: none, only network policies restrict access."""
     args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)

@@ -395,6 +395,13 @@ class Facts:
         return self.observed.child("Deployment", names.frontend(self.model.name))
 
     @cached_property
+    def wanted_frontends(self) -> int:
+        """Number of frontend pods: the spec's, or else the one that the Deployment has, which others may change."""
+        count = self.model.spec.frontend.replicas
+        live = None if self.frontend is None else self.frontend["spec"]["replicas"]
+        return next((int(each) for each in (count, live) if each is not None), 1)
+
+    @cached_property
     def ready_frontends(self) -> int:
         return 0 if self.frontend is None else int((self.frontend.get("status") or {}).get("readyReplicas") or 0)
 
@@ -418,7 +425,7 @@ class Facts:
         """Pods that their nodes refused or ended, and without which something is missing, those of engines first. Of a
         Deployment and of a Job such pods stay as a record; they say nothing once others have done their work."""
         engines = [replica.ended for replica in self.replicas if replica.ended is not None and not replica.ready]
-        missing = set() if self.ready_frontends >= self.model.spec.frontend.replicas else {names.FRONTEND}
+        missing = set() if self.ready_frontends >= self.wanted_frontends else {names.FRONTEND}
         youngest = None if self.fetch_job is None else fetches.youngest_pod(self.fetch_job, self.observed)
         others = [pod for pod in self.observed.pods if component(pod) in missing]
         if youngest is not None and not self.cached:

@@ -104,7 +104,7 @@ def force_deletions(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime
 
 
 def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
-    """The desired children, adjusted to the observed state: number of engine pods, disruption budget, an existing
+    """The desired children, adjusted to the observed state: number of pods, disruption budget, an existing
     fetch Job, size and class of an existing PVC."""
     children = facts.observed.children
     result = dict(facts.desired)
@@ -129,6 +129,8 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
                 del result[ref]
             else:
                 result[ref] = with_pruning(manifest, facts.pruning)
+        elif ref.kind == "Deployment":
+            result[ref] = _with_count(manifest, facts.wanted_frontends, {})
     if facts.keeps_frontends:
         result.pop(Ref("Deployment", names.frontend(facts.model.name)))
     if (record := _new_record(facts)) is not None:
@@ -178,12 +180,12 @@ def _pod_counts(facts: Facts) -> dict[str, int]:
     return counts
 
 
-def _with_count(stateful_set: Manifest, count: int, annotations: dict[str, str]) -> Manifest:
-    """The StatefulSet with this number of pods and these annotations in addition to its own."""
-    metadata = dict(stateful_set["metadata"])
+def _with_count(controller: Manifest, count: int, annotations: dict[str, str]) -> Manifest:
+    """The StatefulSet or Deployment with this number of pods and these annotations in addition to its own."""
+    metadata = dict(controller["metadata"])
     if annotations:
         metadata["annotations"] = metadata.get("annotations", {}) | annotations
-    return {**stateful_set, "metadata": metadata, "spec": {**stateful_set["spec"], "replicas": count}}
+    return {**controller, "metadata": metadata, "spec": {**controller["spec"], "replicas": count}}
 
 
 def _has_no_pods(stateful_set: Manifest) -> bool:

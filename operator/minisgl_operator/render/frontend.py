@@ -27,12 +27,13 @@ def revision(model: InferenceModel, defaults: Defaults) -> str:
 
 
 def deployment(model: InferenceModel, defaults: Defaults) -> Manifest:
+    count = model.spec.frontend.replicas
     selector = names.selector(model.name, names.FRONTEND)
     template = _template(model, defaults)
     # Pods need no label: the Deployment's controller knows which ones are new.
     labels = {names.REVISION_LABEL: names.revision(template)}
     spec = {
-        "replicas": model.spec.frontend.replicas,
+        "replicas": 1 if count is None else count,
         "revisionHistoryLimit": 2,
         "selector": {"matchLabels": selector},
         # A frontend is replaced only when its successor is ready.

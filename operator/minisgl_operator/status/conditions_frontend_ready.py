@@ -11,7 +11,7 @@ def frontend_ready(facts: Facts) -> Condition:
     failure = facts.pod_failure(Reason.CRASHED)
     if failure is not None and failure.pod is not None:
         return Condition("False", Reason.CRASHED, crash_message(failure.pod))
-    wanted, ready = facts.model.spec.frontend.replicas, facts.ready_frontends
+    wanted, ready = facts.wanted_frontends, facts.ready_frontends
     if ready >= wanted:
         return Condition("True", Reason.FRONTENDS_READY, f"{wanted} of {wanted} frontends are ready.")
     if not facts.replicas:

@@ -131,7 +131,7 @@ def _autoscaling(facts: Facts) -> dict[str, Any]:
 
 def _frontend_status(facts: Facts) -> dict[str, Any]:
     silent = [{"pod": each.pod, "since": _timestamp(each.since)} for each in facts.silent_frontends]
-    found = {"replicas": facts.model.spec.frontend.replicas, "readyReplicas": facts.ready_frontends}
+    found = {"replicas": facts.wanted_frontends, "readyReplicas": facts.ready_frontends}
     return found | ({"silent": silent} if silent else {})
 
 

@@ -38,6 +38,27 @@ def target(cluster: OperatedCluster, name: str) -> object:
     return cluster.status(name).get("autoscaling", {}).get("targetReplicas")
 
 
+def test_the_deployment_of_frontends_is_a_scale_target_unless_the_spec_has_a_number(cluster: OperatedCluster) -> None:
+    def size() -> int:
+        return int((cluster.get("Deployment", "front-frontend") or {"spec": {"replicas": 0}})["spec"]["replicas"])
+
+    with cluster.operator() as operator:
+        cluster.apply(pvc_model("front"))
+        cluster.until(lambda: size() == 1, "one frontend at first")
+        cluster.control_plane.kubectl("-n", cluster.namespace, "scale", "deployment/front-frontend", "--replicas=3")
+        cluster.until(lambda: cluster.status("front").get("frontend", {}).get("readyReplicas") == 3, "three frontends")
+        cluster.merge(MODEL.kind, "front", {"spec": {"frontend": {"leaveSeconds": 20}}})
+        cluster.until_quiet(operator)
+        assert size() == 3, "an edit of the template leaves the number"
+        cluster.merge(MODEL.kind, "front", {"spec": {"frontend": {"replicas": 2}}})
+        cluster.until(lambda: size() == 2, "the number of the spec")
+        cluster.control_plane.kubectl("-n", cluster.namespace, "scale", "deployment/front-frontend", "--replicas=4")
+        cluster.until(lambda: size() == 2, "the number of the spec again")
+        cluster.merge(MODEL.kind, "front", {"spec": {"frontend": {"replicas": None}}})
+        cluster.until_quiet(operator)
+        assert size() == 2, "it stays until another one changes it"
+
+
 def test_a_model_goes_to_three_replicas_and_to_zero_and_wakes(cluster: OperatedCluster) -> None:
     cluster.loads["one"] = {"held": 0, "idle_seconds": 0.0}
     with cluster.operator() as operator:

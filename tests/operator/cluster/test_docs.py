@@ -81,7 +81,7 @@ def test_objects_of_the_page_are_accepted(control_plane: LocalControlPlane) -> N
     control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(MANIFESTS / "crd"))
     # A Kustomization is the configuration of a program.
     objects = [each for each in shown_objects() if each["kind"] != "Kustomization"]
-    kinds = {"PersistentVolumeClaim", "Pod", "InferenceModel", "ResourceClaimTemplate"}
+    kinds = {"PersistentVolumeClaim", "Pod", "InferenceModel", "ResourceClaimTemplate", "HorizontalPodAutoscaler"}
     assert {each["kind"] for each in objects} == kinds
     for each in objects:
         control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(each))

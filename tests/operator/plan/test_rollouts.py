@@ -372,6 +372,21 @@ def test_the_only_replica_may_always_be_evicted() -> None:
     assert budget_of(cluster) == (0, [])
 
 
+@pytest.mark.parametrize(("wanted", "live", "applied"), [(None, None, 1), (None, 5, 5), (2, 5, 2), (2, None, 2)])
+def test_others_set_the_number_of_frontends_unless_the_spec_does(
+    wanted: int | None, live: int | None, applied: int
+) -> None:
+    cluster = settled({"frontend": {"replicas": wanted}})
+    ref = Ref("Deployment", "qwen-frontend")
+    if live is None:
+        del cluster.objects[ref]
+    else:
+        cluster.objects[ref]["spec"]["replicas"] = live
+    cluster.look()
+    (deployment,) = (step.manifest for step in cluster.plan() if isinstance(step, Apply) and step.ref == ref)
+    assert deployment["spec"]["replicas"] == applied
+
+
 def test_a_model_without_budgets_has_none_and_restarts_nothing() -> None:
     cluster = settled({"replicas": 2})
     pods = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}

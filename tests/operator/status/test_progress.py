@@ -22,6 +22,15 @@ def outcome(scene: Scene, kind: str) -> tuple[str, str]:
     return found["status"], found["reason"]
 
 
+def test_frontends_that_another_one_scales_are_counted_as_the_deployment_says() -> None:
+    scene = Scene()
+    scene.child("Deployment", "qwen-frontend")["spec"]["replicas"] = 5
+    status = scene.status()
+    assert status["frontend"] == {"replicas": 5, "readyReplicas": 1}
+    ready = scene.conditions()["FrontendReady"]
+    assert (ready["status"], ready["message"]) == ("False", "1 of 5 frontends are ready; the others are starting.")
+
+
 def test_a_rollout_keeps_the_model_ready_and_names_the_replica_it_waits_for() -> None:
     scene = Scene({"replicas": 3}, source=CLAIM)
     scene.outdate("qwen-r1", "qwen-r2")
