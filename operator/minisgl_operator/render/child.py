@@ -22,10 +22,15 @@ def child(
 ) -> Manifest:
     """A manifest with the fields of `body`. The cluster deletes an owned child with its model."""
     assert len(name) <= 63, name
+    own = names.labels(model.name, component) | (labels or {})
+    if not owned:
+        # Argo CD may track its applications by this label. An object without an owner that has the name of one would
+        # count as a part that is no longer wanted, and be pruned.
+        del own[names.INSTANCE_LABEL]
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": model.metadata.namespace,
-        "labels": names.labels(model.name, component) | (labels or {}),
+        "labels": own,
     }
     if owned:
         owner = {

@@ -118,5 +118,5 @@ def selector(model: str, component: str) -> dict[str, str]:
 
 
 def labels(model: str, component: str) -> dict[str, str]:
-    """Labels of every child and of every pod."""
+    """Labels of every owned child and of every pod."""
     return {**selector(model, component), MANAGED_BY_LABEL: MANAGED_BY, MODEL_LABEL: model}

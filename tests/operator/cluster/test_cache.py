@@ -85,6 +85,8 @@ def test_a_pvc_is_expanded_and_a_larger_one_keeps_its_size(cluster: OperatedClus
 def test_a_retained_larger_pvc_is_used_unchanged(cluster: OperatedCluster) -> None:
     make_bound(cluster, model("kept", "expands", "4Gi"))
     cluster.until(lambda: accepted(cluster, "kept") == "True" and cluster.get("Service", "kept"), "the model")
+    claim = cluster.get("PersistentVolumeClaim", "kept-cache")
+    assert claim is not None and "app.kubernetes.io/instance" not in claim["metadata"]["labels"]
     cluster.delete("InferenceModel", "kept")
     cluster.until(lambda: cluster.get("Service", "kept") is None, "the end of the other children")
     cluster.apply(model("kept", "expands", "1Gi"))

@@ -56,7 +56,9 @@ def test_children_have_short_unique_names_labels_and_their_owner(model: Any) -> 
         assert metadata["labels"][names.MANAGED_BY_LABEL] == names.MANAGED_BY
         if manifest["kind"] == "PersistentVolumeClaim" and model.spec.model.hub_cache.retain:
             assert "ownerReferences" not in metadata
+            assert names.INSTANCE_LABEL not in metadata["labels"], "Argo CD would prune it with this label"
         else:
+            assert metadata["labels"][names.INSTANCE_LABEL] == model.name
             (owner,) = metadata["ownerReferences"]
             assert (owner["uid"], owner["controller"]) == (model.metadata.uid, True)
 
