@@ -100,6 +100,19 @@ def test_the_guide_links_to_the_page(page: Path) -> None:
     assert f"(platforms/{page.name})" in GUIDE.read_text()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_page_publishes_the_api_alone(page: Path) -> None:
+    """Metrics, the chat page and probes need no key."""
+    objects = [each for text in shown_files(page).values() for each in yaml.safe_load_all(text)]
+    by_kind = {each["kind"]: each["spec"] for each in objects if "spec" in each}
+    assert by_kind.get("Service", {}).get("type", "ClusterIP") == "ClusterIP", "it would publish every path"
+    paths = [rule["path"] for rules in by_kind.get("Ingress", {}).get("rules", ()) for rule in rules["http"]["paths"]]
+    assert "defaultBackend" not in by_kind.get("Ingress", {})
+    if "Route" in by_kind:
+        paths.append(by_kind["Route"].get("path"))
+    assert set(paths) == {"/v1"}
+
+
 def check_children(plane: LocalControlPlane) -> None:
     """Assert that the API server accepts everything that the operator of the release would create for the models."""
     defaults = running_defaults(plane)
