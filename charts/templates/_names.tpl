@@ -65,6 +65,17 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default $context.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
+{{/* Labels of the nodes that a pod may use: (list image selector). */}}
+{{- define "minisgl.nodeSelector" -}}
+{{- $labels := dict -}}
+{{- with (index . 0).architecture -}}
+{{- $_ := set $labels "kubernetes.io/arch" . -}}
+{{- end -}}
+{{- with merge (dict) (index . 1) $labels -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{/* User and groups of a pod. OpenShift's restricted-v2 rejects fixed ones. */}}
 {{- define "minisgl.identity" -}}
 {{- if eq .Values.defaults.podIdentity "Fixed" -}}

@@ -188,6 +188,31 @@ def test_the_crd_outlives_the_release_by_default() -> None:
     assert not of_kind(rendered(MATRIX["without definitions"]), "CustomResourceDefinition")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "selector", "expected"),
+    [
+        ("amd64", {}, {"kubernetes.io/arch": "amd64"}),
+        ("", {}, None),
+        ("arm64", {"pool": "a"}, {"kubernetes.io/arch": "arm64", "pool": "a"}),
+        ("amd64", {"kubernetes.io/arch": "arm64"}, {"kubernetes.io/arch": "arm64"}),
+    ],
+)
+def test_pods_of_the_release_go_to_nodes_that_can_run_their_images(
+    architecture: str, selector: Object, expected: Object | None
+) -> None:
+    image = {"architecture": architecture}
+    values = {"operator": {"image": image, "nodeSelector": selector}, "test": {"model": "demo"}}
+    operator, probe = pods(rendered(values | {"defaults": {"frontendImage": image, "engineImage": image}}))
+    if "chat" in {each["name"] for each in operator["containers"]}:
+        operator, probe = probe, operator
+    assert operator.get("nodeSelector") == expected
+    assert probe.get("nodeSelector") == ({"kubernetes.io/arch": architecture} if architecture else None)
+    [container] = operator["containers"]
+    given = [each for each in container["args"] if "-architecture=" in each]
+    flags = [f"--engine-architecture={architecture}", f"--frontend-architecture={architecture}"]
+    assert given == (flags if architecture else [])
+
+
 def test_images_come_from_the_registry_and_by_digest() -> None:
     [pod] = [pod for pod in pods(rendered(MATRIX["everything"])) if "serviceAccountName" in pod]
     mirror = "registry.example.com:5000/mirror/minisgl"

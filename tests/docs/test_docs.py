@@ -156,6 +156,19 @@ def test_lock_satisfies_the_project() -> None:
             assert requirement.specifier.contains(locked[requirement.name]), text
 
 
+@pytest.mark.parametrize("image", ["operator", "frontend"])
+def test_images_without_cuda_have_the_same_packages_on_arm64(image: str) -> None:
+    from packaging.requirements import Requirement
+
+    text = (ROOT / "images" / image / "requirements.lock").read_text()
+    lines = re.findall(r"^([a-z0-9-]+(?:\[[a-z,-]+\])?==[^\\\n]+?) *\\?$", text, re.MULTILINE)
+    assert len(lines) > 10
+    for marker in (requirement.marker for requirement in map(Requirement, lines) if requirement.marker is not None):
+        linux = {"sys_platform": "linux", "platform_system": "Linux", "python_full_version": "3.11.9"}
+        found = {marker.evaluate({**linux, "platform_machine": machine}) for machine in ("x86_64", "aarch64")}
+        assert len(found) == 1, marker
+
+
 def test_make_help_has_a_line_for_every_target() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     helped = {line.split()[1] for line in done.stdout.splitlines()}

@@ -14,6 +14,8 @@ class Defaults:
     `operator_namespace`: namespace of the operator's pods, whose probes NetworkPolicies allow.
     `image_pull_policy`: None leaves the choice to the API server.
     `image_pull_secrets`: names of Secrets in the namespace of each model.
+    `engine_architecture`, `frontend_architecture`: value of the label kubernetes.io/arch of nodes that can run the image;
+    None: any node can.
     `models`: defaults for the other fields.
     """
 
@@ -22,4 +24,6 @@ class Defaults:
     frontend_image: str
     image_pull_policy: str | None = None
     image_pull_secrets: tuple[str, ...] = ()
+    engine_architecture: str | None = None
+    frontend_architecture: str | None = None
     models: ModelDefaults = field(default_factory=ModelDefaults)

@@ -91,7 +91,7 @@ def _pod_template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     runtime_class = engine.runtime_class_name or (default.runtime_class_name if _on_gpu(engine) else None)
     if runtime_class is not None:
         spec["runtimeClassName"] = runtime_class
-    spec |= pods.scheduling(engine, default, defaults)
+    spec |= pods.scheduling(engine, default, defaults.engine_architecture, defaults)
     if affinity := single_node.with_pods_of_claim(model, spec.get("affinity", {})):
         spec["affinity"] = affinity
     labels = names.labels(model.name, names.ENGINE) | _labels(name)

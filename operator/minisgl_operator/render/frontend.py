@@ -110,7 +110,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     }
     spec = pods.pod_spec(names.frontend(model.name), container, volumes, defaults)
     seconds = frontend.leave_seconds + model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
-    placement = pods.scheduling(frontend, default, defaults)
+    placement = pods.scheduling(frontend, default, defaults.frontend_architecture, defaults)
     placement["tolerations"] = [*placement.get("tolerations", ()), *_short_tolerations(placement)]
     return {**spec, "terminationGracePeriodSeconds": seconds, **placement}
 

@@ -14,6 +14,7 @@ from minisgl_operator.render.quantity import canonical_all
 # The user of the images.
 _USER: Final = 65532
 
+_ARCHITECTURE: Final = "kubernetes.io/arch"
 RUN_DIRECTORY: Final = "/run/minisgl"
 GRACE_BEYOND_DRAIN: Final = 30
 """Seconds after the drain time in which a pod ends the remaining requests with an error and stops."""
@@ -50,11 +51,15 @@ def container_security(*, read_only_root: bool) -> dict[str, Any]:
     }
 
 
-def scheduling(settings: PodSettings, component: FrontendDefaults, defaults: Defaults) -> dict[str, Any]:
+def scheduling(
+    settings: PodSettings, component: FrontendDefaults, architecture: str | None, defaults: Defaults
+) -> dict[str, Any]:
     """Scheduling fields of the spec, which are those of a pod; unset ones are left out. `component` has the defaults of
-    the pod's component."""
+    the pod's component. `architecture` is that of its default image; nothing is known about another image."""
     secrets = {"imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets]}
     body = secrets | component.manifest() | settings.manifest()
+    if architecture is not None and settings.image is None:
+        body["nodeSelector"] = {_ARCHITECTURE: architecture} | body.get("nodeSelector", {})
     fields = (
         "affinity",
         "imagePullSecrets",

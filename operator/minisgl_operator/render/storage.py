@@ -117,10 +117,12 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
 def _scheduling(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     """The scheduling fields of frontends, whose image it runs, without those about other pods. For a ReadWriteOnce
     volume the first pod may choose node or zone: it must be one that engines can run on, and later pods follow it."""
-    frontends = pods.scheduling(model.spec.frontend, defaults.models.frontend, defaults)
+    architecture = defaults.frontend_architecture
+    frontends = pods.scheduling(model.spec.frontend, defaults.models.frontend, architecture, defaults)
     fields = {**frontends, "affinity": {}, "topologySpreadConstraints": []}
     if single_node.claim(model) is not None:
-        engines = pods.scheduling(model.spec.engine, defaults.models.engine, defaults)
+        architecture = defaults.engine_architecture
+        engines = pods.scheduling(model.spec.engine, defaults.models.engine, architecture, defaults)
         nodes = engines.get("affinity", {}).get("nodeAffinity")
         fields["affinity"] = single_node.with_pods_of_claim(model, {"nodeAffinity": nodes} if nodes else {})
         fields |= {key: engines.get(key) for key in ("nodeSelector", "tolerations")}

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] 
     add("--lease-name", "name of the Lease; operators with the same Lease form one leader election", Config.lease_name)
     add("--engine-image", "engine image of models that set none")
     add("--frontend-image", "image of frontends and fetch Jobs of models that set none")
+    for image in ("engine", "frontend"):
+        text = f"label kubernetes.io/arch of the nodes that can run --{image}-image, such as amd64 (default: any)"
+        add(f"--{image}-architecture", text, "")
     add("--image-pull-policy", "pull policy of models that set none (default: that of Kubernetes)", "")
     add("--defaults", "other defaults of models, as JSON or YAML: the chart's values.yaml describes them", "{}")
     add("--resync-seconds", "seconds between full lists of all objects", "600", float)
@@ -74,6 +77,8 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
             frontend_image=arguments.frontend_image,
             image_pull_policy=arguments.image_pull_policy or None,
             image_pull_secrets=names("--image-pull-secret", arguments.image_pull_secret),
+            engine_architecture=arguments.engine_architecture or None,
+            frontend_architecture=arguments.frontend_architecture or None,
             models=ModelDefaults.read(arguments.defaults),
         ),
         lease_name=arguments.lease_name,

@@ -104,6 +104,39 @@ def test_the_namespace_may_choose_user_and_group(identity: str) -> None:
         assert security["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
+ARCHITECTURE = "kubernetes.io/arch"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (
+            {},
+            {"engine": {ARCHITECTURE: "amd64"}, "frontend": {ARCHITECTURE: "arm64"}, "fetch": {ARCHITECTURE: "arm64"}},
+        ),
+        (
+            {"engine": {"nodeSelector": {"pool": "a"}}, "frontend": {"nodeSelector": {ARCHITECTURE: "s390x"}}},
+            {
+                "engine": {ARCHITECTURE: "amd64", "pool": "a"},
+                "frontend": {ARCHITECTURE: "s390x"},
+                "fetch": {ARCHITECTURE: "s390x"},
+            },
+        ),
+        (
+            {"engine": {"image": "mine:1"}, "frontend": {"image": "mine:2", "nodeSelector": {"pool": "b"}}},
+            {"engine": None, "frontend": {"pool": "b"}, "fetch": {"pool": "b"}},
+        ),
+    ],
+    ids=["none of its own", "node selectors", "images"],
+)
+def test_pods_go_to_nodes_that_can_run_their_default_images(spec: dict[str, Any], expected: dict[str, Any]) -> None:
+    defaults = replace(DEFAULTS, engine_architecture="amd64", frontend_architecture="arm64")
+    rendered = [each.get("spec", {}) for each in render(inference_model(spec), defaults)]
+    templates = [each["template"] for each in rendered if "template" in each]
+    found = {each["metadata"]["labels"][names.COMPONENT_LABEL]: each["spec"].get("nodeSelector") for each in templates}
+    assert found == expected
+
+
 def test_placement_of_the_model_replaces_that_of_the_defaults() -> None:
     gpu, other = [{"key": "gpu", "operator": "Exists"}], [{"key": "other", "operator": "Exists"}]
     models = {

@@ -28,6 +28,7 @@ def test_defaults() -> None:
     found = parse(FLAGS)
     assert found.defaults.operator_namespace == "ns"
     assert (found.defaults.engine_image, found.defaults.frontend_image) == ("e:1", "f:1")
+    assert (found.defaults.engine_architecture, found.defaults.frontend_architecture) == (None, None)
     assert found.defaults.image_pull_policy is None
     assert found.defaults.image_pull_secrets == ()
     assert found.lease_name == "minisgl-operator"
@@ -40,6 +41,7 @@ def test_a_flag_wins_over_its_variable() -> None:
         "MINISGL_OPERATOR_NAMESPACE": "other",
         "MINISGL_OPERATOR_ENGINE_IMAGE": "e:2",
         "MINISGL_OPERATOR_FRONTEND_IMAGE": "f:2",
+        "MINISGL_OPERATOR_ENGINE_ARCHITECTURE": "arm64",
         "MINISGL_OPERATOR_RESYNC_SECONDS": "30",
         "MINISGL_OPERATOR_WATCH_NAMESPACE": "a,b,",
         "MINISGL_OPERATOR_IMAGE_PULL_POLICY": "Never",
@@ -48,7 +50,7 @@ def test_a_flag_wins_over_its_variable() -> None:
     }
     found = parse(["--namespace=ns"], variables)
     assert found.defaults.operator_namespace == "ns"
-    assert found.defaults.engine_image == "e:2"
+    assert (found.defaults.engine_image, found.defaults.engine_architecture) == ("e:2", "arm64")
     assert found.defaults.image_pull_policy == "Never"
     assert found.defaults.image_pull_secrets == ("one", "two")
     assert found.lease_name == "mine"
