@@ -485,6 +485,9 @@ class FrontendSpec(PodSettings):
     leave_seconds: Integer = Field(default=15, ge=1, le=3600)
     """Time for which a frontend that stops is not ready but accepts new requests, in seconds. It must exceed the time
     that load balancers in front of the Service need to stop sending requests to a pod."""
+    mesh: Boolean = False
+    """Let frontend pods join the service mesh of their namespace, Istio or Linkerd: they are not exempt from it, and
+    the NetworkPolicy allows its ports. Traffic to engines and the operator's probes bypass the proxies."""
     pod_template: PodTemplate = PodTemplate()
     """Additional labels, annotations, volumes and resource claims of the pods."""
 

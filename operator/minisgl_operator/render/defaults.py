@@ -14,8 +14,7 @@ class Defaults:
     `operator_namespace`: namespace of the operator's pods, whose probes NetworkPolicies allow.
     `image_pull_policy`: None leaves the choice to the API server.
     `image_pull_secrets`: names of Secrets in the namespace of each model.
-    `engine_architecture`, `frontend_architecture`: value of the label kubernetes.io/arch of nodes that can run the image;
-    None: any node can.
+    `engine_architecture`, `frontend_architecture`: label kubernetes.io/arch of nodes that can run the image; None: any.
     `models`: defaults for the other fields.
     """
 

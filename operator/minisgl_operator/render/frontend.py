@@ -69,9 +69,10 @@ def _template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     return templates.template(
         _pod_spec(model, defaults),
         names.labels(model.name, names.FRONTEND),
-        templates.FRONTEND_ANNOTATIONS,
+        templates.frontend_annotations(mesh=model.spec.frontend.mesh),
         defaults.models.frontend,
         model.spec.frontend.pod_template,
+        mesh=model.spec.frontend.mesh,
     )
 
 

@@ -20,6 +20,21 @@ _DNS: Final = {
 _HTTPS: Final = {"port": 443, "protocol": "TCP"}
 
 
+def _tcp(*ports: int) -> list[dict[str, Any]]:
+    return [{"port": port, "protocol": "TCP"} for port in ports]
+
+
+# Ports at which proxies of a mesh accept what other proxies send: Istio's in ambient mode, and Linkerd's.
+_MESH_INBOUND: Final = _tcp(15008, 4143)
+# Control planes, in any namespace: istiod; identity, destination and policy of Linkerd.
+_MESH_CONTROL: Final = {"to": [{"namespaceSelector": {}}], "ports": _tcp(15012, 8080, 8086, 8090)}
+# Probes of the kubelet have this source in ambient mode.
+_MESH_PROBES: Final = [
+    {"ipBlock": {"cidr": "169.254.7.127/32"}},
+    {"ipBlock": {"cidr": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}},
+]
+
+
 def engine_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     """Ranks reach each other on every port, as collectives choose theirs at random."""
     ranks = _pods_of(model, names.ENGINE)
@@ -31,7 +46,11 @@ def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     peers = [peer.manifest() for peer in model.spec.network_policy.ingress_from] or [{"podSelector": {}}]
     clients = {"from": peers, "ports": policy_ports("http")}
     engines = {"to": [_pods_of(model, names.ENGINE)], "ports": policy_ports("scheduler", "control")}
-    return _policy(model, defaults, names.FRONTEND, [clients], [_DNS, engines])
+    if not model.spec.frontend.mesh:
+        return _policy(model, defaults, names.FRONTEND, [clients], [_DNS, engines])
+    clients["ports"] = [*clients["ports"], *_MESH_INBOUND]
+    probes = {"from": _MESH_PROBES, "ports": policy_ports("control")}
+    return _policy(model, defaults, names.FRONTEND, [clients, probes], [_DNS, engines, _MESH_CONTROL])
 
 
 def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:

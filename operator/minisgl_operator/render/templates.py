@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 from minisgl_operator.api.pod_template import PodMetadata, PodResourceClaim, PodTemplate, Volume
 from minisgl_operator.render.quantity import canonical
 
 _NO_SIDECARS: Final = {"linkerd.io/inject": "disabled", "sidecar.istio.io/inject": "false"}
+_OUTSIDE_MESH: Final = {"istio.io/dataplane-mode": "none"}
+"""Labels of pods that Istio leaves alone in its ambient mode, as their annotations say for sidecars."""
 _SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 
 ENGINE_ANNOTATIONS: Final = {
@@ -21,7 +24,19 @@ ENGINE_ANNOTATIONS: Final = {
 # A Job does not end while a sidecar runs.
 FETCH_ANNOTATIONS: Final = _NO_SIDECARS
 # Without it, cluster-autoscaler keeps the node of a pod with an emptyDir.
-FRONTEND_ANNOTATIONS: Final = {_SAFE_TO_EVICT: "true"}
+_FRONTEND_ANNOTATIONS: Final = {_SAFE_TO_EVICT: "true"}
+# Neither engines nor the operator are in the mesh: what frontends exchange with them must not meet a proxy.
+_MESH_ANNOTATIONS: Final = {
+    "config.linkerd.io/skip-inbound-ports": f"{CONTROL_PORT}",
+    "config.linkerd.io/skip-outbound-ports": f"{SCHEDULER_PORT},{CONTROL_PORT}",
+    "traffic.sidecar.istio.io/excludeInboundPorts": f"{CONTROL_PORT}",
+    "traffic.sidecar.istio.io/excludeOutboundPorts": f"{SCHEDULER_PORT},{CONTROL_PORT}",
+}
+
+
+def frontend_annotations(*, mesh: bool) -> Mapping[str, str]:
+    """`mesh`: the pods may join a service mesh."""
+    return {**_FRONTEND_ANNOTATIONS, **(_MESH_ANNOTATIONS if mesh else _NO_SIDECARS)}
 
 
 def template(
@@ -30,11 +45,13 @@ def template(
     annotations: Mapping[str, str],
     default: PodMetadata,
     added: PodTemplate,
+    *,
+    mesh: bool = False,
 ) -> dict[str, Any]:
-    """The template of a pod with one container. `labels` cannot be overridden; `annotations` can, by `default` and then
-    by `added`."""
+    """The template of a pod with one container. `labels` cannot be overridden; `annotations` and the label of a pod
+    outside of the mesh can, by `default` and then by `added`."""
     metadata = {
-        "labels": {**default.labels, **added.labels, **labels},
+        "labels": {**({} if mesh else _OUTSIDE_MESH), **default.labels, **added.labels, **labels},
         "annotations": dict(sorted({**annotations, **default.annotations, **added.annotations}.items())),
     }
     return {"metadata": metadata, "spec": _with_additions(spec, added)}

@@ -59,7 +59,8 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
         (
             *("engine.image", "engine.imagePullPolicy", "engine.imagePullSecrets", "engine.resources"),
             *("engine.gpuResourceName", "engine.runtimeClassName", "engine.shmSize", "engine.shmMedium"),
-            *("engine.nodeSelector", "engine.podTemplate", "frontend.podTemplate", "frontend.leaveSeconds", "fetch"),
+            *("engine.nodeSelector", "engine.podTemplate", "frontend.podTemplate", "frontend.leaveSeconds"),
+            *("frontend.mesh", "fetch"),
             *("engine.tolerations", "engine.affinity", "engine.topologySpreadConstraints", "engine.priorityClassName"),
             *("frontend.image", "frontend.imagePullPolicy", "frontend.imagePullSecrets", "frontend.resources"),
             *("frontend.nodeSelector", "frontend.tolerations", "frontend.affinity", "frontend.priorityClassName"),

@@ -81,16 +81,54 @@ def test_labels_and_annotations_of_the_model_win_key_by_key() -> None:
         assert metadata["labels"][names.COMPONENT_LABEL] == part
 
 
-def test_only_frontends_are_evicted_by_node_autoscalers_and_get_sidecars() -> None:
-    annotations = {part: template["metadata"]["annotations"] for part, template in templates().items()}
-    assert annotations[names.FRONTEND] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}
+def test_only_frontends_are_evicted_by_node_autoscalers_and_no_pod_joins_a_mesh() -> None:
+    found = templates()
+    annotations = {part: template["metadata"]["annotations"] for part, template in found.items()}
     no_sidecars = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+    assert annotations[names.FRONTEND] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"} | no_sidecars
+    assert {each["metadata"]["labels"]["istio.io/dataplane-mode"] for each in found.values()} == {"none"}
     assert annotations[names.FETCH] == no_sidecars
     assert annotations[names.ENGINE].items() >= {
         **no_sidecars,
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "karpenter.sh/do-not-disrupt": "true",
     }.items()
+
+
+def test_frontends_may_join_a_mesh_and_reach_engines_and_the_operator_beside_it() -> None:
+    found = templates({"frontend": {"mesh": True}})
+    metadata = found[names.FRONTEND]["metadata"]
+    assert "istio.io/dataplane-mode" not in metadata["labels"]
+    assert metadata["annotations"] == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "true",
+        "config.linkerd.io/skip-inbound-ports": "8080",
+        "config.linkerd.io/skip-outbound-ports": "5550,8080",
+        "traffic.sidecar.istio.io/excludeInboundPorts": "8080",
+        "traffic.sidecar.istio.io/excludeOutboundPorts": "5550,8080",
+    }
+    for part in (names.ENGINE, names.FETCH):
+        assert found[part] == templates()[part], "they stay outside"
+
+
+def test_a_label_of_the_model_decides_about_the_ambient_mode() -> None:
+    own = {"podTemplate": {"labels": {"istio.io/dataplane-mode": "ambient"}}}
+    labels = templates({"engine": own})[names.ENGINE]["metadata"]["labels"]
+    assert labels["istio.io/dataplane-mode"] == "ambient"
+
+
+def test_the_policy_of_frontends_in_a_mesh_allows_its_proxies_and_their_control_planes() -> None:
+    def ports(mesh: bool) -> dict[str, set[int]]:
+        model = inference_model({"frontend": {"mesh": mesh}})
+        (spec,) = (
+            each["spec"]
+            for each in render(model, DEFAULTS)
+            if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "qwen-frontend")
+        )
+        return {way: {port["port"] for rule in spec[way] for port in rule["ports"]} for way in ("ingress", "egress")}
+
+    before, after = ports(mesh=False), ports(mesh=True)
+    assert after["ingress"] - before["ingress"] == {15008, 4143}
+    assert after["egress"] - before["egress"] == {15012, 8086, 8090}
 
 
 @pytest.mark.parametrize("identity", ["Fixed", "Namespace"])

@@ -142,6 +142,7 @@ EVERYTHING: Final[Object] = {
         "args": ["--max-waiting=64"],
         "env": [{"name": "A", "value": "b"}],
         "leaveSeconds": 60,
+        "mesh": True,
         "podTemplate": {"labels": {"team": "a"}},
     },
     "fetch": {
