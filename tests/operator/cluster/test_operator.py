@@ -154,6 +154,29 @@ def test_an_engine_edit_replaces_one_replica_after_the_other(cluster: OperatedCl
     assert frontend and after and after["metadata"]["generation"] == frontend["metadata"]["generation"]
 
 
+def test_a_rollout_restart_replaces_frontends_and_an_annotation_replaces_engines(cluster: OperatedCluster) -> None:
+    def uids(component: str) -> set[str]:
+        selector = f"app.kubernetes.io/instance=again,app.kubernetes.io/component={component}"
+        return {pod["metadata"]["uid"] for pod in cluster.list("Pod", selector)}
+
+    def restart(what: str) -> None:
+        cluster.control_plane.kubectl("rollout", "restart", "-n", cluster.namespace, what)
+
+    def replaced(component: str, before: set[str]) -> bool:
+        return cluster.ready("again") and len(uids(component)) == 1 and not uids(component) & before
+
+    cluster.apply(pvc_model("again"))
+    cluster.until(lambda: cluster.ready("again"), "Ready")
+    frontends, engines = uids("frontend"), uids("engine")
+    restart("statefulset/again-r0")
+    restart("deployment/again-frontend")
+    cluster.until(lambda: replaced("frontend", frontends), "another frontend")
+    assert uids("engine") == engines, "only the operator replaces engines"
+    annotations = {"podTemplate": {"annotations": {"restarted": "today"}}}
+    cluster.merge("InferenceModel", "again", {"spec": {"engine": annotations}})
+    cluster.until(lambda: replaced("engine", engines), "another engine")
+
+
 def test_deleting_a_model_leaves_no_objects(cluster: OperatedCluster) -> None:
     cluster.apply(pvc_model("gone"))
     cluster.until(lambda: cluster.ready("gone"), "Ready")
