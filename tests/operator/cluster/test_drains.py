@@ -58,6 +58,29 @@ def test_concurrent_drains_evict_all_pods_of_one_replica_and_none_of_another(
         assert _evict_all(cluster, replicas[kept][:1])
 
 
+def test_a_drain_without_room_elsewhere_names_its_budget_and_ends_without_budgets(
+    control_plane: LocalControlPlane,
+) -> None:
+    no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has room"}
+    with OperatedCluster(control_plane) as cluster, cluster.operator():
+        cluster.apply(pvc_model("drained", replicas=2))
+        cluster.until(lambda: cluster.status("drained").get("readyReplicas") == 2, "two replicas")
+        cluster.place_on_node("drained-r1-0", ready=True)
+        control_plane.kubectl("cordon", cluster.node)
+        cluster.until(lambda: _allowed(cluster, 1) == 1, "a budget that allows one")
+        cluster.hold = lambda name: name == "drained-r0-0"
+        cluster.statuses["drained-r0-0"] = {"phase": "Pending", "conditions": [no_room]}
+        assert _evict_all(cluster, ["drained-r0-0"])
+        cluster.until(lambda: cluster.condition("drained", "Degraded").get("reason") == "DrainBlocked", "the condition")
+        message = cluster.condition("drained", "Degraded")["message"]
+        assert "PodDisruptionBudget drained-engine" in message and cluster.node in message
+        assert not _evict_all(cluster, ["drained-r1-0"])
+        cluster.merge("InferenceModel", "drained", {"spec": {"availability": {"disruptionBudget": "None"}}})
+        cluster.until(lambda: not cluster.list("PodDisruptionBudget"), "the end of the budgets")
+        assert _evict_all(cluster, ["drained-r1-0"])
+        cluster.until(lambda: cluster.condition("drained", "Degraded").get("reason") != "DrainBlocked", "its end")
+
+
 def test_frontends_that_are_not_ready_do_not_block_a_drain(control_plane: LocalControlPlane) -> None:
     """In a suspended model no replica serves, so no frontend is ready."""
     with OperatedCluster(control_plane) as cluster, cluster.operator():
