@@ -75,9 +75,10 @@ class GenerationEndpoint:
         record, requests = record_of(scope), self._tokenizers.requests
         body = await read_json_body(scope, receive, self._config.max_body_bytes)
         opening = StreamOpening(send, body, record.started_at + self._config.header_seconds, self._config.ping_seconds)
+        model = self._tokenizers.model
         request: GenerationRequest | None = await self._checked(record, Headers(scope=scope), body)
-        if self._tokenizers.must_hold:
-            # Only the body is kept while it waits.
+        if self._tokenizers.must_hold or self._tokenizers.model is not model:
+            # Only the body is kept while it waits. A model that has become known meanwhile has defaults of its own.
             request = None
         # Not before: a request that is refused does not use the model, and must not keep it from being scaled to zero.
         requests.begin_generation()
