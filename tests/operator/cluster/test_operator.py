@@ -45,7 +45,7 @@ def test_a_model_becomes_ready_and_kubectl_get_shows_it(cluster: OperatedCluster
 
 
 def test_drift_is_repaired_and_deleted_children_come_back(cluster: OperatedCluster) -> None:
-    cluster.apply(pvc_model("drift"))
+    cluster.apply(pvc_model("drift", frontend={"replicas": 1}))
     cluster.until(lambda: cluster.ready("drift"), "Ready")
     cluster.merge("Deployment", "drift-frontend", {"spec": {"replicas": 3}})
     cluster.merge("Service", "drift", {"spec": {"ports": [{"name": "http", "port": 81, "targetPort": 1}]}})
