@@ -29,7 +29,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     checking: int = 64
     """Most requests whose constraints wait for a check, which takes up to a second on one of two threads."""
     in_flight_per_key: Annotated[
-        Count | None, option("maximum number of requests in flight per API key", default="no limit per key")
+        Count | None, option("maximum number of choices in flight per API key", default="no limit per key")
     ] = msgspec.field(default=None, name="max_in_flight_per_key")
     queue_seconds: Annotated[Seconds, option("maximum time of a request in the queue", default="{:g} seconds")] = (
         msgspec.field(default=60.0, name="queue_timeout")
