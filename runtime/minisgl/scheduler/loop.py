@@ -247,7 +247,9 @@ class StepLoop:
         if returned - called > _WAITED:
             self._ended = returned
         else:
-            self._distrust = _DISTRUST_STEPS
+            if not step.work.tokens:
+                # The step after one with prompts is launched at once.
+                self._distrust = _DISTRUST_STEPS
             if following is not None and following.is_slow:
                 if not step.is_slow:
                     self._ended = following.began

@@ -185,6 +185,10 @@ class RequestTable:
         """True when `admit` can be called."""
         return bool(self._free_rows)
 
+    @property
+    def num_free_rows(self) -> int:
+        return len(self._free_rows)
+
     def request(self, slot: int) -> Request:
         """The request in a row that is in use."""
         request = self.requests[slot]

@@ -67,6 +67,13 @@ AHEAD_TOKENS = 512
 """Least tokens of such a prompt: shorter ones are computed together with their last token, in about the same time."""
 RETRY_STEPS = 64
 """Steps after which a queue head that did not fit is tried again even if no page was released."""
+FIRST_PROMPT_TOKENS = 512
+"""Longest prompt that is computed before the decode rows of another tenant, in about the time of a step of these."""
+KEPT_ROWS = 2
+"""Most rows that are kept free for further tenants: one for the next request, while that of the last one is in flight
+once more."""
+KEPT_ROWS_OF = 8
+"""Rows for each that is kept."""
 
 
 class _Launched(msgspec.Struct, frozen=True):
@@ -165,6 +172,9 @@ class Scheduler:
         self._growth_share = GROWTH_SHARE_START
         self._blocked_head: Request | None = None
         """Head of the queue that did not fit; tried again when pages were released."""
+        self._kept_rows = min(KEPT_ROWS, config.max_running // KEPT_ROWS_OF)
+        self._is_first_prompt = False
+        """The newest plan is one of `_plan_first_prompt`."""
 
     @property
     def has_work(self) -> bool:
@@ -189,7 +199,10 @@ class Scheduler:
     @property
     def may_wait(self) -> bool:
         """True while a request that arrives could join the next step, and no prompt waits for that step."""
-        return self.table.has_free_row and not self.table.in_prefill and not len(self.queue)
+        table, head = self.table, self.queue.peek()
+        # The next plan releases settled rows.
+        rows = table.num_free_rows + len(table.settled())
+        return rows > 0 and not table.in_prefill and (head is None or self._keeps_row_from(head, rows))
 
     def submit(self, message: Submit, client: int = 0) -> bool:
         """Accept a request, whose deadline is `remaining_ms` from now. One with output goes ahead of new ones, even
@@ -234,7 +247,9 @@ class Scheduler:
         most, waiting = self.config.max_waiting, self.num_waiting
         if waiting < most:
             return False
-        return not has_share(self.queue.num_of(tenant), 1, waiting, most, self.queue.tenants)
+        held = [request.tenant for request in self._held.values()]
+        own = self.queue.num_of(tenant) + held.count(tenant)
+        return not has_share(own, 1, waiting, most, {*self.queue.tenants, *held})
 
     def abort(self, request_id: bytes) -> bool:
         """End a request without an answer. False when the id is unknown or the request has ended."""
@@ -290,14 +305,18 @@ class Scheduler:
         if self._grammars is not None and self._grammars.finished:
             self._take_compiled(self._grammars)
         self._queue_long_prompts()
-        if self._is_shared:
+        is_shared = self._is_shared
+        if is_shared:
             self._shares.charge_rows()
             self._make_room()
         if self._step % RETRY_STEPS == 0:
             self._blocked_head = None
         updates: list[IntArray] = []
-        decode, positions = self._plan_decode(updates)
-        segments, joined = self._plan_prefill(decode, positions)
+        decode, positions = NO_PAGES, NO_PAGES
+        segments, joined = self._plan_first_prompt() if is_shared else ([], [])
+        if not joined:
+            decode, positions = self._plan_decode(updates)
+            segments, joined = self._plan_prefill(decode, positions)
         for request in joined:
             assert request.slot is not None
             self._joining[request.slot] = request
@@ -585,6 +604,30 @@ class Scheduler:
             self._schedule_segment(new, budget, segments)
         return segments, admitted
 
+    def _plan_first_prompt(self) -> tuple[list[tuple[int, int, int, int]], list[Request]]:
+        """`_plan_prefill` of a step without decode rows, for a short prompt of a tenant with few rows while another one
+        has most of them: its first token comes as soon as alone, and the other one's a little later. Nothing in every
+        second step, nor where this does not hold."""
+        head, rows_of = self.queue.peek(), self.table.rows_of
+        most = max(rows_of.values(), default=0)
+        self._is_first_prompt = (
+            not self._is_first_prompt
+            and head is not None
+            and 4 * rows_of[head.tenant] < most
+            and 2 * most > self.config.max_running
+            and len(head.tokens) <= min(FIRST_PROMPT_TOKENS, self.config.max_step_tokens)
+            and not head.awaits_grammar
+            and self._admit() is not None
+        )
+        segments: list[tuple[int, int, int, int]] = []
+        if not self._is_first_prompt:
+            return segments, []
+        assert head is not None
+        self._schedule_segment(head, TokenBudget(self.config.max_step_tokens), segments)
+        # A slot in the next step may be another request's.
+        self._ordered_key = None
+        return segments, [head]
+
     @property
     def _is_shared(self) -> bool:
         """True while more than one tenant has requests."""
@@ -599,10 +642,12 @@ class Scheduler:
         return self._shares.key(head) < self._shares.key(request)
 
     def _make_room(self) -> None:
-        """Preempt a row for the head of the queue if its tenant has fewer than another one, unless a row is about to be
-        free: that is known one step late."""
+        """Preempt a row for the head of the queue if its tenant has fewer than another one, unless enough rows will be
+        free one step later."""
         table, head = self.table, self.queue.peek()
-        if head is None or table.unsettled or (table.has_free_row and head is not self._blocked_head):
+        if head is None or (table.has_free_row and head is not self._blocked_head):
+            return
+        if len(table.unsettled) >= max(self._kept_rows, 1):
             return
         tenant = self._shares.must_yield(head.tenant)
         running = [
@@ -683,6 +728,8 @@ class Scheduler:
         request = self.queue.peek()
         if request is None or not self.table.has_free_row or request is self._blocked_head:
             return None
+        if self._keeps_row_from(request, self.table.num_free_rows):
+            return None
         prefix, cached = self.pages.lock_prefix(request)
         needed = -(-len(request.tokens) // self.config.page_size) - len(cached)
         if self.table.num_in_use and needed + self._expected_growth(request) > self.pages.available:
@@ -702,6 +749,15 @@ class Scheduler:
             self.counters.queue_times[bisect_left(QUEUE_TIME_EDGES, waited)] += 1
             self.counters.queue_seconds += waited
         return request
+
+    def _keeps_row_from(self, request: Request, free_rows: int) -> bool:
+        """Whether the last free rows are kept for tenants with fewer rows, since several have been here. It takes two
+        steps to take a row from another one."""
+        return (
+            free_rows <= self._kept_rows
+            and self._shares.knows_others(request.tenant)
+            and self._shares.must_yield(request.tenant) is None
+        )
 
     def _expected_growth(self, new: Request) -> int:
         """Pages that must stay free for the tokens that running requests and the new one will probably generate."""

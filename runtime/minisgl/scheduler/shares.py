@@ -40,6 +40,10 @@ class Shares:
             self._served = dict(kept)
         self._served[tenant] = max(self._served.get(tenant, 0), min(present))
 
+    def knows_others(self, tenant: bytes) -> bool:
+        """Whether another tenant has been here since the scheduler was idle."""
+        return len(self._served) > (tenant in self._served)
+
     def charge(self, tenant: bytes, tokens: int) -> None:
         """Count tokens that are computed for a tenant."""
         self._served[tenant] = self._served.get(tenant, 0) + tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minisgl.scheduler.step_output import RequestError
+from minisgl.wire.plan import StepPlan
 from support.scheduling import Answer, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])
@@ -59,6 +60,31 @@ def test_a_flood_does_not_delay_the_first_token_of_another_tenant(
     assert max(waited) <= 1.5 * alone + LAG
     harness.run()
     assert all(answer.tokens == answer.expected() for answer in answers), "those that made room went on"
+    harness.check_idle()
+
+
+@OVERLAP
+def test_the_first_token_of_a_tenant_that_comes_again_is_as_early_as_alone(overlap: bool) -> None:
+    """A row is kept for it, and its step computes nothing else."""
+    steps: list[tuple[int, int]] = []
+
+    def step_seconds(plan: StepPlan) -> float:
+        steps.append((len(plan.decode_slots), len(plan.prefill_slots)))
+        return 1e-3
+
+    alone = steps_to_first_token(Harness(overlap=overlap), 0)
+    harness = Harness(overlap=overlap, step_seconds=step_seconds)
+    answers = flood(harness, 100)
+    for number in range(8):
+        for _ in range(6):
+            harness.step()
+        steps.clear()
+        waited = steps_to_first_token(harness, number)
+        if number:
+            assert waited <= alone
+            assert (0, 1) in steps
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in answers)
     harness.check_idle()
 
 
