@@ -16,7 +16,7 @@ E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock clean install
+.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ lock: install  ## update the lock files from the dependencies in pyproject.toml
 		--custom-compile-command 'make lock' -o images/engine/requirements.lock
 	.venv/bin/uv pip compile images/engine/compiler.in -q --upgrade --python-platform x86_64-manylinux_2_28 --no-deps \
 		--python-version 3.11 --generate-hashes --custom-compile-command 'make lock' -o images/engine/compiler.lock
+
+lock-base:  ## update the digest of the images' base, with docker buildx, crane or skopeo
+	@images/lock-base
 
 clean:  ## remove everything that was built, installed or cached in this directory
 	rm -rf .venv .cache dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -172,7 +172,7 @@ def test_images_without_cuda_have_the_same_packages_on_arm64(image: str) -> None
 def test_make_help_has_a_line_for_every_target() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     helped = {line.split()[1] for line in done.stdout.splitlines()}
-    local = {"help", "run", "test", "lint", "bench", "clean", "lock", "test-gpu", "test-processors"}
+    local = {"help", "run", "test", "lint", "bench", "clean", "lock", "lock-base", "test-gpu", "test-processors"}
     clusters = {"demo", "demo-down", "test-kubernetes", "bench-operator", "e2e", "e2e-long", "e2e-full", "images"}
     assert local | clusters | {"image-engine", "machine"} == helped
 
