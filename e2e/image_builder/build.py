@@ -95,15 +95,17 @@ def check_engine() -> None:
     require(IMAGE_PACKAGES)
     with locked(CACHE / "images.lock"):
         dockerfile = ROOT / "images/engine/Dockerfile"
-        key = _key(_base(), dockerfile, dockerfile.with_name("requirements.lock"))
+        key = _key(_base(), dockerfile, dockerfile.with_name("requirements.lock"), dockerfile.with_name("apt-install"))
         checked = CACHE / f"images/engine-{key}.checked"
         if checked.exists():
             return
         began = time.monotonic()
         say("building the engine image of users, with the CUDA libraries (5 GB, some minutes) ...")
         dependencies, reference = (f"localhost/minisgl-engine-cuda{part}:{key}" for part in ("-dependencies", ""))
+        # Only Docker's images of Debian name a snapshot of the archive.
+        arguments = {"BASE": _base(), "APT_ARCHIVE": "current"}
         # In two steps: this version of buildah does not take the name of a stage from an argument.
-        buildah.bud(dependencies, dockerfile, ROOT, {"BASE": _base()}, target="dependencies")
+        buildah.bud(dependencies, dockerfile, ROOT, arguments, target="dependencies")
         buildah.bud(reference, dockerfile, ROOT, {"BASE": _base(), "DEPENDENCIES": dependencies})
         try:
             output = buildah.run_in(reference, "python3", "-c", _IMPORTS)

@@ -10,9 +10,10 @@
 ARG DEPENDENCIES
 
 FROM ${DEPENDENCIES} AS compiler
-RUN apt-get update && \
-    apt-get install -y --no-install-recommends g++ ninja-build && \
-    rm -rf /var/lib/apt/lists/*
+ARG APT_ARCHIVE=snapshot
+COPY images/engine/apt-install /tmp/apt-install
+RUN /tmp/apt-install ${APT_ARCHIVE} g++ ninja-build && \
+    rm -rf /var/lib/apt/lists/* /tmp/apt-install
 COPY images/engine/compiler.lock /tmp/compiler.lock
 RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes --target /opt/cuda \
         -r /tmp/compiler.lock
