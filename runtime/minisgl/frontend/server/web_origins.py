@@ -21,6 +21,8 @@ from minisgl.frontend.errors import ApiError
 ANY: Final = "*"
 _NO_ORIGIN: Final = "null"
 """Sent for pages without an origin, such as local files."""
+_SHOWN_CHARACTERS: Final = 200
+"""Length to which an error quotes a header; longer than most names may be."""
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
@@ -47,10 +49,7 @@ class OriginMiddleware:
             hosts = headers.getlist("host")
             for origin in origins:
                 if origin.lower() not in self._allowed and not (len(hosts) == 1 and _is_same(origin, hosts[0])):
-                    message = (
-                        "web pages of this origin may not use this server; allow the origin with --allowed-origins"
-                    )
-                    raise _forbidden("origin_not_allowed", message)
+                    raise _forbidden("origin_not_allowed", _foreign_origin(origin, headers))
         await self._app(scope, receive, send)
 
 
@@ -97,6 +96,31 @@ def _is_same(origin: str, host: str) -> bool:
     port = _DEFAULT_PORTS.get(scheme)
     # A page of another scheme is an application's own.
     return port is not None and authority.removesuffix(port) == host.lower().removesuffix(port)
+
+
+def _foreign_origin(origin: str, headers: Headers) -> str:
+    """Return why requests of pages of `origin` are refused, and what to do."""
+    shown = f"web pages of the origin {_shown(origin)} may not use this server"
+    if not _passed_a_proxy(origin, headers):
+        return f"{shown}; allow the origin with --allowed-origins"
+    return (
+        f"{shown}, because a proxy has replaced the header Host by {_shown(headers.get('host', ''))}; "
+        "have the proxy pass the client's Host, or allow the origin with --allowed-origins"
+    )
+
+
+def _passed_a_proxy(origin: str, headers: Headers) -> bool:
+    """Return whether the origin is that of a proxy in front of this server: the proxy says so, or the browser, which
+    knows the address that it sent the request to. It decides about words of an error only: a client may lie."""
+    forwarded = ",".join(headers.getlist("x-forwarded-host")).split(",")
+    name = _name(origin.partition("://")[2])
+    by_proxy = name != "" and name in [_name(host.strip()) for host in forwarded]
+    return by_proxy or headers.get("sec-fetch-site") == "same-origin"
+
+
+def _shown(header: str) -> str:
+    """Return a header's value in quotes, printable and of limited length."""
+    return ascii(header[:_SHOWN_CHARACTERS])
 
 
 def _name(host: str) -> str:

@@ -14,15 +14,21 @@ from support.frontend.stack import FrontendStack
 MakeStack = Callable[..., FrontendStack]
 
 
-def code(stack: FrontendStack, **headers: str) -> str:
-    """Return the error code of a request that any page can send without asking first; empty for success. No page of
+def refusal(stack: FrontendStack, **headers: str) -> dict[str, str]:
+    """Return the error of a request that any page can send without asking first; empty for success. No page of
     another origin may read the response."""
     answer = stack.http.post("/tokenize", content=b'{"prompt": "a"}', headers=headers)
     assert "access-control-allow-origin" not in answer.headers
     if answer.status_code == 200:
-        return ""
-    assert answer.status_code == 403 and answer.json()["error"]["type"] == "permission_error"
-    return str(answer.json()["error"]["code"])
+        return {}
+    error: dict[str, str] = answer.json()["error"]
+    assert answer.status_code == 403 and error["type"] == "permission_error"
+    return error
+
+
+def code(stack: FrontendStack, **headers: str) -> str:
+    """Return the code of the same error."""
+    return refusal(stack, **headers).get("code", "")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,42 @@ def test_one_foreign_origin_among_several_is_enough(stack: FrontendStack) -> Non
     own = f"http://127.0.0.1:{stack.server.port}"
     headers = [("origin", own), ("origin", "https://a.example")]
     assert stack.http.post("/tokenize", content=b'{"prompt": "a"}', headers=headers).status_code == 403
+
+
+def test_the_error_names_the_origin_and_the_flag_that_allows_it(stack: FrontendStack) -> None:
+    message = refusal(stack, origin="http://localhost:3000")["message"]
+    assert "'http://localhost:3000'" in message and "--allowed-origins" in message and "proxy" not in message
+    assert "''" in refusal(stack, origin="")["message"]
+
+
+def test_the_error_quotes_headers_of_any_length_in_printable_characters(stack: FrontendStack) -> None:
+    origin = b"http://\xe9\t\x85" + b"a" * 5_000
+    headers = [(b"origin", origin), (b"host", b"[::1]:" + b"8" * 5_000), (b"sec-fetch-site", b"same-origin")]
+    message = stack.http.post("/tokenize", content=b'{"prompt": "a"}', headers=headers).json()["error"]["message"]
+    assert message.isascii() and message.isprintable() and len(message) < 800
+
+
+@pytest.mark.parametrize(
+    "proxied",
+    [
+        {"x-forwarded-host": "A.example"},
+        {"x-forwarded-host": "b.example, a.example:8443"},
+        {"sec-fetch-site": "same-origin"},
+    ],
+)
+def test_the_error_names_the_header_that_a_proxy_has_replaced(stack: FrontendStack, proxied: dict[str, str]) -> None:
+    host = f"127.0.0.1:{stack.server.port}"
+    message = refusal(stack, origin="https://a.example", **proxied)["message"]
+    assert "'https://a.example'" in message and "--allowed-origins" in message
+    assert f"a proxy has replaced the header Host by '{host}'; have the proxy pass the client's Host" in message
+
+
+@pytest.mark.parametrize(
+    "other", [{"x-forwarded-host": "b.example"}, {"x-forwarded-host": ""}, {"sec-fetch-site": "cross-site"}]
+)
+def test_pages_of_other_servers_are_not_taken_for_those_of_a_proxy(stack: FrontendStack, other: dict[str, str]) -> None:
+    assert "proxy" not in refusal(stack, origin="https://a.example", **other)["message"]
+    assert "proxy" not in refusal(stack, origin="null", **other)["message"]
 
 
 @pytest.mark.parametrize("host", ["a.example", "a.example:8000", "localhost.a.example", "127.0.0.1.a.example", "", "1"])
