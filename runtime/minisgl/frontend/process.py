@@ -23,8 +23,8 @@ from minisgl.frontend.server.http_server import HttpServer
 from minisgl.frontend.server.listeners import ServerError, bind, bind_all_addresses, bind_same_host
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.watchdog import watch
-from minisgl.frontend.server.web_origins import is_loopback
 from minisgl.frontend.tokenizers import TokenizerPool
+from minisgl.wire.web_pages import is_loopback
 
 if TYPE_CHECKING:
     from minisgl.router.worker import Worker
@@ -63,13 +63,14 @@ class FrontendServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker_error: BaseException | None = None
         shutdown_seconds = math.ceil(config.drain_seconds) + _ABORT_SECONDS
-        app = create_app(self._tokenizers, config, on_loopback=is_loopback(listener.getsockname()[0]))
+        on_loopback = is_loopback(listener.getsockname()[0])
+        app = create_app(self._tokenizers, config, on_loopback=on_loopback)
         self._server = HttpServer(app, listener, shutdown_seconds, self._requests)
         self._admin: HttpServer | None = None
         if config.access.admin_port is not None:
             if config.access.admin_keys is None:
                 raise ServerError("admin_keys_missing", "the admin API needs keys; give a file with --admin-keys")
-            app = create_admin(self._tokenizers, Path(config.access.admin_keys))
+            app = create_admin(self._tokenizers, Path(config.access.admin_keys), config.access, on_loopback=on_loopback)
             self._admin = HttpServer(app, bind_same_host(listener, config.access.admin_port), _ABORT_SECONDS)
         self._control: HttpServer | None = None
         if config.control_port is not None:

@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from minisgl.launcher.listener import listen_on_all
+from minisgl.wire.web_pages import WebPageError, check_control_request
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,17 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
     server_version = "minisgl"
     sys_version = ""
+
+    def parse_request(self) -> bool:
+        """Return whether the request is to be served; otherwise it is answered."""
+        if not super().parse_request():
+            return False
+        try:
+            check_control_request(lambda name: self.headers.get_all(name, []), self.connection.getsockname()[0])
+        except WebPageError as error:
+            self._send(403, msgspec.json.encode({"error": error.message, "code": error.code}))
+            return False
+        return True
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

@@ -306,6 +306,20 @@ def test_drain_by_http_keeps_running_requests(tmp_path: Path) -> None:
     server.close()
 
 
+def test_web_pages_cannot_use_the_control_port(tmp_path: Path) -> None:
+    server = InThread(tmp_path, saying("xyz"))
+    for headers, code in (
+        ({"origin": str(server.control.base_url)}, "origin_not_allowed"),
+        ({"sec-fetch-site": "cross-site"}, "origin_not_allowed"),
+        ({"host": "a.example"}, "host_not_allowed"),
+    ):
+        for method, path in (("GET", "/drain"), ("POST", "/drain"), ("GET", "/status"), ("GET", "/")):
+            answer = server.control.request(method, path, headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (403, code)
+    assert server.control.get("/status", headers={"host": "localhost"}).json()["draining"] is False
+    server.close()
+
+
 def test_requests_that_arrive_during_leave_time_are_served(tmp_path: Path) -> None:
     server = InThread(tmp_path, saying("xyz"), leave_seconds=600)
     server.stop()

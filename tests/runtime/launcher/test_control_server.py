@@ -27,8 +27,8 @@ class Served:
         self.board = StatusBoard()
         self.drains: list[None] = []
 
-    def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:
                 return answer.status, answer.read()
@@ -78,6 +78,27 @@ def test_drain_accepts_get_and_post_and_other_paths_only_get(served: Served) -> 
     assert len(served.drains) == 2
     assert served.get("/status", "POST")[0] == 405
     assert served.get("/status", "DELETE")[0] == 501
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Origin": "https://a.example"}, "origin_not_allowed"),
+        ({"Sec-Fetch-Site": "cross-site"}, "origin_not_allowed"),
+        ({"Host": "a.example:8080"}, "host_not_allowed"),
+    ],
+)
+def test_web_pages_are_refused(served: Served, method: str, headers: dict[str, str], code: str) -> None:
+    for path in ("/drain", "/status"):
+        status, body = served.get(path, method, **headers)
+        assert (status, msgspec.json.decode(body)["code"]) == (403, code)
+    assert not served.drains
+
+
+def test_other_clients_on_this_machine_are_served(served: Served) -> None:
+    assert served.get("/live", Host="localhost:8080")[0] == 200
+    assert served.get("/drain", "POST", **{"Sec-Fetch-Site": "none"})[0] == 202
 
 
 def test_hostile_connections_do_not_block_other_clients(served: Served) -> None:

@@ -233,7 +233,8 @@ def _frontend_status(values: dict[str, Any]) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    scope = {"type": "http", "method": "GET", "path": "/status", "query_string": b"", "headers": []}
+    request = {"type": "http", "method": "GET", "path": "/status", "query_string": b"", "headers": []}
+    scope = {**request, "server": ("10.0.0.1", 8080)}
     with mock.patch.dict(os.environ, {POD_NAME: values["pod"]}):
         asyncio.run(cast(Any, app(scope, receive, send)))
     answered = {name: value for name, value in msgspec.json.decode(body).items() if name not in _NEW_IN_FRONTEND_STATUS}

@@ -14,12 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from minisgl.frontend.config import Access
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.middleware import ErrorMiddleware
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.responses import on_error
+from minisgl.frontend.server.web_origins import without_foreign_pages
 from minisgl.frontend.tokenizers import TokenizerPool
 
 _MAX_BODY_BYTES: Final = 64 << 10
@@ -32,8 +34,8 @@ class _Abort(msgspec.Struct, forbid_unknown_fields=True):
     all: bool = False
 
 
-def create_admin(tokenizers: TokenizerPool, keys: Path) -> ASGIApp:
-    """Raises KeyFileError."""
+def create_admin(tokenizers: TokenizerPool, keys: Path, access: Access, *, on_loopback: bool) -> ASGIApp:
+    """`on_loopback`: only this machine can connect. Raises KeyFileError and OriginListError."""
     requests = tokenizers.requests
 
     async def abort(request: Request) -> Response:
@@ -99,7 +101,8 @@ def create_admin(tokenizers: TokenizerPool, keys: Path) -> ASGIApp:
         ],
         exception_handlers={ApiError: on_error, HTTPException: on_error},
     )
-    return ErrorMiddleware(ApiKeyMiddleware(app, KeyFile(keys)))
+    with_keys = ApiKeyMiddleware(app, KeyFile(keys))
+    return ErrorMiddleware(without_foreign_pages(with_keys, access, on_loopback=on_loopback))
 
 
 def _has_id(record: RequestRecord, request_id: str | None) -> bool:

@@ -1,6 +1,6 @@
 """The control port of a frontend pod: probes, the replicas it knows, and draining.
 
-It needs no keys: network policies of the cluster restrict who may connect.
+It needs no keys: network policies of the cluster restrict who may connect, and web pages are refused.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Callable
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.status import MAX_WAIT_SECONDS, SERVING_HEADER, WAIT_PARAMETER, FrontendStatus
+from minisgl.wire.web_pages import WebPageError, check_control_request
 
 POD_NAME: Final = "MINISGL_POD_NAME"
 """Environment variable that a cluster sets."""
@@ -59,7 +61,7 @@ def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGI
         drain()
         return json_response({"draining": True}, 202)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/live", live),
             Route("/startup", live),
@@ -69,6 +71,21 @@ def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGI
         ],
         exception_handlers={HTTPException: _on_error},
     )
+    return _without_web_pages(app)
+
+
+def _without_web_pages(app: ASGIApp) -> ASGIApp:
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            check_control_request(Headers(scope=scope).getlist, scope["server"][0])
+        except WebPageError as error:
+            # The body is not read, so the connection cannot be used again.
+            body = {"error": error.message, "code": error.code}
+            await json_response(body, 403, {"connection": "close"})(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return checked
 
 
 def _seconds(text: str) -> float:

@@ -22,7 +22,7 @@ from minisgl.frontend.server.error_body import ANTHROPIC_PATH
 from minisgl.frontend.server.request_record import attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
-from minisgl.frontend.server.web_origins import HostMiddleware, OriginMiddleware
+from minisgl.frontend.server.web_origins import without_foreign_pages
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,7 @@ def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConf
     app = AdmissionMiddleware(app, requests)
     if access.api_keys is not None:
         app = ApiKeyMiddleware(app, KeyFile(Path(access.api_keys)), OPEN_PATHS)
-    app = OriginMiddleware(app, access.allowed_origins, access.cors_origins)
-    if on_loopback or access.allowed_hosts:
-        app = HostMiddleware(app, access.allowed_hosts)
-    app = ErrorMiddleware(app)
+    app = ErrorMiddleware(without_foreign_pages(app, access, on_loopback=on_loopback))
     if access.cors_origins:
         # Errors from inside need CORS headers too, and the middleware raises one of its own.
         app = ErrorMiddleware(

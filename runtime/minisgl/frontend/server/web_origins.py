@@ -8,7 +8,6 @@ has no reason to be any name but localhost.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -16,7 +15,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import CodedError
+from minisgl.frontend.config import Access
 from minisgl.frontend.errors import ApiError
+from minisgl.wire.web_pages import host_name, means_this_machine
 
 ANY: Final = "*"
 _NO_ORIGIN: Final = "null"
@@ -32,6 +33,13 @@ class OriginListError(CodedError):
     def __init__(self, origin: str) -> None:
         problem = f"{origin!r} of --allowed-origins is no origin"
         super().__init__("invalid_origin", f"{problem}; write SCHEME://HOST[:PORT], such as https://a.example, or *")
+
+
+def without_foreign_pages(app: ASGIApp, access: Access, *, on_loopback: bool) -> ASGIApp:
+    """Wrap `app` in the middleware that rejects requests of web pages which may not use it. `on_loopback`: only this
+    machine can connect. Raises OriginListError."""
+    app = OriginMiddleware(app, access.allowed_origins, access.cors_origins)
+    return HostMiddleware(app, access.allowed_hosts) if on_loopback or access.allowed_hosts else app
 
 
 class OriginMiddleware:
@@ -60,24 +68,17 @@ class HostMiddleware:
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         """`allowed`: names, or ANY."""
         self._app = app
-        self._allowed = {"localhost", *(_name(host) for host in allowed)}
+        self._allowed = {host_name(host) for host in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
         # A client without Host is no browser.
         for host in Headers(scope=scope).getlist("host"):
-            name = _name(host)
-            if name not in self._allowed and ANY not in self._allowed and not _is_address(name):
+            name = host_name(host)
+            if name not in self._allowed and ANY not in self._allowed and not means_this_machine(name):
                 message = "the header Host has a name that is not this server's; allow the name with --allowed-hosts"
                 raise _forbidden("host_not_allowed", message)
         await self._app(scope, receive, send)
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine can connect to an IP address."""
-    parsed = ipaddress.ip_address(address)
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback
 
 
 def _normal_origin(origin: str) -> str:
@@ -113,28 +114,14 @@ def _passed_a_proxy(origin: str, headers: Headers) -> bool:
     """Return whether the origin is that of a proxy in front of this server: the proxy says so, or the browser, which
     knows the address that it sent the request to. It decides about words of an error only: a client may lie."""
     forwarded = ",".join(headers.getlist("x-forwarded-host")).split(",")
-    name = _name(origin.partition("://")[2])
-    by_proxy = name != "" and name in [_name(host.strip()) for host in forwarded]
+    name = host_name(origin.partition("://")[2])
+    by_proxy = name != "" and name in [host_name(host.strip()) for host in forwarded]
     return by_proxy or headers.get("sec-fetch-site") == "same-origin"
 
 
 def _shown(header: str) -> str:
     """Return a header's value in quotes, printable and of limited length."""
     return ascii(header[:_SHOWN_CHARACTERS])
-
-
-def _name(host: str) -> str:
-    """Return the name or address of `NAME`, `NAME:PORT`, `[ADDRESS]` or `[ADDRESS]:PORT`."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name.lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _forbidden(code: str, message: str) -> ApiError:

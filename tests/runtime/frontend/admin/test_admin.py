@@ -158,6 +158,24 @@ def test_the_admin_api_requires_an_admin_key(stack: FrontendStack, admin: httpx.
         assert stack.http.post(path, headers=admin.headers).status_code == 404, "not on the port of the API"
 
 
+def test_web_pages_are_refused_as_on_the_port_of_the_api(admin: httpx.Client) -> None:
+    for headers, code in (
+        ({"origin": "https://a.example"}, "origin_not_allowed"),
+        ({"host": "a.example"}, "host_not_allowed"),
+    ):
+        for method, path in (("POST", "/abort"), ("POST", "/flush_cache"), ("GET", "/state")):
+            answer = admin.request(method, path, headers={**headers, "authorization": ""})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, code), "before keys are looked at"
+    assert admin.get("/state", headers={"origin": str(admin.base_url).rstrip("/")}).status_code == 200
+
+
+def test_pages_that_may_use_the_api_may_use_the_admin_api(make_stack: MakeStack, keys: str) -> None:
+    access = Access(admin_port=0, admin_keys=keys, allowed_origins=("https://a.example",), allowed_hosts=("b.example",))
+    url = f"http://127.0.0.1:{make_stack(access=access).server.admin_port}/state"
+    headers = {"origin": "https://a.example", "host": "b.example", "authorization": "Bearer root-key"}
+    assert httpx.get(url, headers=headers, timeout=WAIT_SECONDS).status_code == 200
+
+
 def test_the_admin_api_needs_a_key_file_and_a_free_port(keys: str, tmp_path: Path) -> None:
     def server(**options: Any) -> FrontendServer:
         return FrontendServer(FrontendConfig(port=0, tokenizer_addresses=("ipc:///nowhere",), access=Access(**options)))
