@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 MAX_FILE_BYTES: Final = 16 << 20
-"""The largest files of known models, lists of the tensors of a thousand experts, have 9 MB. What is made of a file
-takes up to twenty times its size."""
+"""More than configuration files need that name each layer of a thousand experts. What is made of a file takes up to
+twenty times its size."""
 _MAX_DEPTH: Final = 64
 
 

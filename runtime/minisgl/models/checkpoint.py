@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import heapq
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,12 +12,16 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from minisgl.json_file import check_size
 from minisgl.layers.quantization import TensorSpec
-from minisgl.models.config import read_json
 from minisgl.models.errors import ModelError
 from minisgl.models.quantization_fields import unsupported_quantization
 
 _AGAIN: Final = "download the file again"
+_MAX_INDEX_BYTES: Final = 128 << 20
+_MAX_INDEX_ENTRIES: Final = 1_000_000
+"""Largest index of the files of a checkpoint. Models with many quantized experts have 200,000 tensors, with entries of
+120 bytes. The second limit bounds the memory: a short entry takes twenty times its size."""
 _MAX_HEADER: Final = 32 << 20
 """Longest header of a file in bytes, of a quarter of a million tensors. The format allows three times as much."""
 SERVED_WEIGHTS: Final = "model*.safetensors"
@@ -37,6 +42,14 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     """Of its first byte and behind its last one, from the end of the header."""
 
 
+class _Index(msgspec.Struct, frozen=True, gc=False):
+    """Contents of an index. Its other fields are skipped, whatever they are."""
+
+    weight_map: dict[str, str]
+    """File of each tensor."""
+
+
+_index_decoder: Final = msgspec.json.Decoder(_Index)
 _header_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _entry_decoder: Final = msgspec.json.Decoder(_Entry)
 
@@ -105,19 +118,17 @@ def served_weights(names: Iterable[str]) -> list[str]:
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError("malformed_json", f"{index} has no weight_map; {_AGAIN}")
-        names = sorted({str(name) for name in weight_map.values()})
-        if strange := [name for name in names if Path(name).name != name]:
-            raise ModelError("malformed_json", f"{index} names {strange[0]!r}, which is not in its directory; {_AGAIN}")
-        files = [directory / name for name in names]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
+        named = _files_of_index(index)
+        # Not looked up one by one: an index may have a million names, also of lengths that no file can have.
+        missing = named - {file.name for file in directory.iterdir() if file.is_file()}
+        if outside := min((name for name in missing if "/" in name), default=""):
             raise ModelError(
-                "missing_file", f"{index.name} names {', '.join(missing[:10]):.500}, not in {directory}; download it"
+                "malformed_json", f"{index} names {outside[:200]!r}, which is not in its directory; {_AGAIN}"
             )
-        return files
+        if missing:
+            first = ", ".join(name[:100] for name in heapq.nsmallest(10, missing))
+            raise ModelError("missing_file", f"{index.name} names {first:.500}, not in {directory}; download it")
+        return [directory / name for name in sorted(named)]
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
     names = served_weights(file.name for file in directory.glob("*.safetensors"))
@@ -130,6 +141,21 @@ def _weight_files(directory: Path) -> list[Path]:
         found = "only weights in PyTorch's pickle format" if others else "no weights"
         raise ModelError("no_weights", f"{directory} holds {found}; {remedy}")
     return files
+
+
+def _files_of_index(index: Path) -> set[str]:
+    """Names of the files in an index. Raises ModelError."""
+    try:
+        check_size(index, _MAX_INDEX_BYTES)
+        content = index.read_bytes()
+        if (entries := content.count(b":")) > _MAX_INDEX_ENTRIES:
+            raise ValueError(f"its {entries} entries are more than {_MAX_INDEX_ENTRIES}")
+        names = set(_index_decoder.decode(content).weight_map.values())
+    except (msgspec.MsgspecError, RecursionError, ValueError, OSError) as error:
+        raise ModelError("malformed_json", f"{index} cannot be read: {error}; {_AGAIN}") from error
+    if not names:
+        raise ModelError("malformed_json", f"{index} has an empty weight_map; {_AGAIN}")
+    return names
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.models.checkpoint import stored_tensors
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.errors import ModelError
@@ -194,3 +196,51 @@ def test_an_index_cannot_name_files_outside_the_directory(tmp_path: Path) -> Non
     error = failure(checkpoint)
     assert error.code == "malformed_json"
     assert "outside" in str(error)
+
+
+def index_of(checkpoint: Path) -> Path:
+    return checkpoint / "model.safetensors.index.json"
+
+
+def test_an_index_may_name_the_tensors_of_many_quantized_experts(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    expected = stored_tensors(checkpoint)
+    files = [file.name for file in checkpoint.glob("model-*.safetensors")]
+    layers = (f"model.layers.{n % 61}.mlp.experts.{n}.gate_proj" for n in range(80_000))
+    parts = ("weight_packed", "weight_scale", "weight_global_scale")
+    names = (f"{layer}.{part}" for layer in layers for part in parts)
+    index = {"weight_map": {name: files[n % len(files)] for n, name in enumerate(names)}}
+    index_of(checkpoint).write_text(json.dumps(index, indent=2))
+    assert stored_tensors(checkpoint) == expected
+
+
+def test_an_index_without_end_is_refused(tmp_path: Path) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    index_of(checkpoint).write_text('{"weight_map": {' + ",".join(['"a":""'] * 1_000_000) + "}}")
+    error = failure(checkpoint)
+    assert error.code == "malformed_json" and "entries are more than 1000000" in str(error)
+    os.truncate(index_of(checkpoint), (128 << 20) + 1)
+    error = failure(checkpoint)
+    assert error.code == "malformed_json" and "bytes are more than" in str(error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": ["b"]}}', "[" * 100_000],
+    ids=["nothing", "list", "no map", "list in it", "number in it", "list for a file", "nested"],
+)
+def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    index_of(checkpoint).write_text(content)
+    error = failure(checkpoint)
+    assert error.code == "malformed_json" and index_of(checkpoint).name in str(error) and "download" in str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 100_000, "\x00", "..", "é" * 200], ids=["long", "NUL", "parent", "long in bytes"]
+)
+def test_a_name_that_no_file_can_have_is_missing(tmp_path: Path, name: str) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, "llama")
+    index_of(checkpoint).write_text(json.dumps({"weight_map": {"a": name}}))
+    error = failure(checkpoint)
+    assert error.code == "missing_file" and len(str(error)) < 1_000
