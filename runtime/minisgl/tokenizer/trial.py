@@ -77,8 +77,7 @@ def _output_of_copy(directory: str) -> tuple[bytes, int]:
         try:
             os.dup2(os.open(os.devnull, os.O_RDWR), 2)
             os.dup2(writer, 1)
-            # The end of a connection must reach its peer when this process ends, not when its copy does.
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            _close_inherited_descriptors()
             _report(directory, 1)
         finally:
             os._exit(1)
@@ -86,6 +85,16 @@ def _output_of_copy(directory: str) -> tuple[bytes, int]:
     with open(reader, "rb") as stream:
         output = stream.read()
     return output, os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+
+
+def _close_inherited_descriptors() -> None:
+    """Close all descriptors but the standard ones: the end of a connection must reach its peer when the process that
+    was copied ends, not when its copy does."""
+    # Only those that are open: the limit can be a billion, and a system without close_range tries each number below.
+    for name in os.listdir("/proc/self/fd"):
+        if (descriptor := int(name)) > 2:
+            # Does not fail for the descriptor of the listing itself, which is closed.
+            os.closerange(descriptor, descriptor + 1)
 
 
 def _too_much(directory: str | Path, found: str) -> TokenizerError:

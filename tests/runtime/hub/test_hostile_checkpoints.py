@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -204,3 +206,28 @@ def test_a_normalizer_that_lengthens_text_without_end_is_refused(
 def test_an_intact_checkpoint_passes_the_trial(intact: Path) -> None:
     assert try_files(intact) is None
     assert try_files(intact, fork=True) is None
+
+
+def is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_the_copy_that_tries_files_keeps_no_descriptor_of_its_process(
+    intact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_descriptors(_: object) -> NoReturn:
+        raise TokenizerError("open", " ".join(name for name in os.listdir("/proc/self/fd") if is_open(int(name))))
+
+    monkeypatch.setattr("minisgl.tokenizer.trial.load_model_files", open_descriptors)
+    with (tmp_path / "file").open("w") as file:
+        high = fcntl.fcntl(file, fcntl.F_DUPFD, 1_000)
+        try:
+            with pytest.raises(TokenizerError) as answer:
+                try_files(intact, fork=True)
+        finally:
+            os.close(high)
+    assert {*answer.value.message.split()} <= {"0", "1", "2"}
