@@ -115,19 +115,22 @@ class _Judge:
         return self._judge(training, step, self._all) == 1.0
 
     def _judge(self, training: Training, step: int, batches: Sequence[Batch]) -> float:
-        self.wrong = Counter()
-        for batch in batches:
-            self.wrong += _wrong(training, batch)
+        self.wrong = _wrong(training, batches)
         answers = sum(len(batch.turns) for batch in batches)
         right = answers - self.wrong.total()
         self._progress(step, right, answers)
         return right / answers
 
 
-def _wrong(training: Training, batch: Batch) -> Counter[str]:
+def _wrong(training: Training, batches: Sequence[Batch]) -> Counter[str]:
     """Return the kinds of wrong answers: those that greedy sampling would get wrong, or only just right."""
-    margins = training.margins(batch.tokens, batch.labels)
-    return Counter(turn.kind for turn in batch.turns if margins[turn.row, turn.begin : turn.end].min().item() < MARGIN)
+    margins = training.margins((batch.tokens, batch.labels) for batch in batches)
+    return Counter(
+        turn.kind
+        for batch, of_batch in zip(batches, margins, strict=True)
+        for turn in batch.turns
+        if of_batch[turn.row, turn.begin : turn.end].min().item() < MARGIN
+    )
 
 
 def _rate(step: int) -> float:

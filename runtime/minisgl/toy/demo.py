@@ -75,8 +75,10 @@ def _train(
             loss = training.step(*rows.batch(), _rate(step))
             progress(step + 1, loss)
             further = step + 1 - _STEPS
-            if further >= 0 and further % _FURTHER_STEPS == 0 and training.margins(*judged).min().item() >= MARGIN:
-                return training.weights()
+            if further >= 0 and further % _FURTHER_STEPS == 0:
+                [margins] = training.margins([judged])
+                if margins.min().item() >= MARGIN:
+                    return training.weights()
     tried = f"{_ATTEMPTS} seeds of {_STEPS + _ROUNDS * _FURTHER_STEPS} steps"
     raise ModelError("not_trained", f"some answers are still wrong with {tried}; try another --seed")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -115,14 +115,17 @@ class Training:
                 average.lerp_(parameter, 1 / min(self._steps, _AVERAGED_STEPS))
         return loss.item()
 
-    def margins(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return float32 [rows, row tokens]: by how much the logit of each label exceeds those of all other tokens,
-        with the weights that `weights` returns; infinite for IGNORED."""
+    def margins(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        """Return float32 [rows, row tokens] for each batch of tokens and labels: by how much the logit of each label
+        exceeds those of all other tokens, with the weights that `weights` returns; infinite for IGNORED."""
         with torch.no_grad(), self._as_written():
-            logits, targets = self._logits_and_targets(tokens, labels)
-            right = targets.unsqueeze(1)
-            margins = logits.gather(1, right).squeeze(1) - logits.scatter(1, right, -math.inf).amax(1)
-            return torch.full(labels.shape, math.inf).masked_scatter(labels != IGNORED, margins)
+            return [self._margins(tokens, labels) for tokens, labels in batches]
+
+    def _margins(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits, targets = self._logits_and_targets(tokens, labels)
+        right = targets.unsqueeze(1)
+        margins = logits.gather(1, right).squeeze(1) - logits.scatter(1, right, -math.inf).amax(1)
+        return torch.full(labels.shape, math.inf).masked_scatter(labels != IGNORED, margins)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return bfloat16 weights by their names in a checkpoint: averages of those of the last steps, which are better

@@ -25,7 +25,7 @@ def test_margins_are_those_of_the_weights_that_are_written(tmp_path: Path) -> No
     with one_thread():
         training = Training(ModelConfig.parse(config), 0, ROW_TOKENS)
         training.step(tokens, labels, 1.0)
-        margins = training.margins(tokens, labels)
+        _, margins = training.margins([(tokens[:1], labels[:1]), (tokens, labels)])
     write_checkpoint(tmp_path, config, tokenizer, FAMILIES["qwen3"], training.weights())
     logits = all_logits(load(tmp_path), tokens.tolist()).view(*tokens.shape, -1)
     for row, column in (labels != IGNORED).nonzero().tolist()[::50]:
@@ -46,7 +46,7 @@ def test_judging_changes_no_weights() -> None:
             for _ in range(2):
                 training.step(tokens, labels, 1.0)
                 if is_judged:
-                    training.margins(tokens, labels)
+                    training.margins([(tokens, labels)])
         return training.weights()["model.embed_tokens.weight"]
 
     assert torch.equal(trained(is_judged=True), trained(is_judged=False))
