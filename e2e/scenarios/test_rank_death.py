@@ -43,7 +43,7 @@ def test_a_killed_rank_restarts_in_its_pod_and_the_stream_goes_on(
         "model": "demo",
         "messages": [{"role": "user", "content": "Hello"}],
         "stream": True,
-        "max_tokens": 1500,
+        "max_tokens": 600,
         "temperature": 0,
         "ignore_eos": True,
     }
