@@ -30,9 +30,15 @@ class Literal(NamedTuple):
 
 
 def python_literal(text: str) -> Literal | None:
-    """Return the literal that the text is, or the JSON value in its place, repaired; None if it is neither, or has no
-    form in JSON."""
-    return _literal(text) or json_value(text)
+    """Return the literal that the text is; None if it is none, or has no form in JSON."""
+    try:
+        with warnings.catch_warnings():
+            # About escapes that Python does not know.
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(text)
+        return Literal(value, json.dumps(value, ensure_ascii=False, allow_nan=False).encode().decode())
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def json_value(text: str) -> Literal | None:
@@ -46,17 +52,6 @@ def json_value(text: str) -> Literal | None:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"JSON has no {name}")
-
-
-def _literal(text: str) -> Literal | None:
-    try:
-        with warnings.catch_warnings():
-            # About escapes that Python does not know.
-            warnings.simplefilter("ignore")
-            value = ast.literal_eval(text)
-        return Literal(value, json.dumps(value, ensure_ascii=False, allow_nan=False).encode().decode())
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return None
 
 
 def string_value(reader: Reader, emit: Callable[[str], None]) -> Scan[None]:

@@ -8,7 +8,7 @@ from typing import Final
 from minisgl.parsing.call_sequence import parse_list
 from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
-from minisgl.parsing.python_text import python_literal, string_value
+from minisgl.parsing.python_text import json_value, python_literal, string_value
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
@@ -115,7 +115,7 @@ def _expression(reader: Reader, call: Call) -> Scan[str]:
 
 def _json(text: str) -> str:
     """Return the JSON text of a Python literal, or of a JSON value in its place; of anything else, as a string."""
-    literal = python_literal(text)
+    literal = python_literal(text) or json_value(text)
     return f'"{escaped(text)}"' if literal is None else literal.text
 
 
