@@ -253,9 +253,9 @@ class PodResourceClaim(ApiModel):
     """An existing ResourceClaim, which all pods share."""
     resource_claim_template_name: ObjectName | None = None
     """A ResourceClaimTemplate, from which each pod gets a claim of its own."""
-    gpus: Boolean | None = None
-    """Whether the claim has the GPUs of an engine pod, one for each rank. Then engine.gpuResourceName is not requested.
-    Default: true if the name begins with gpu."""
+    gpus: Boolean = False
+    """Whether the claim has the GPUs of an engine pod, one for each rank: then engine.gpuResourceName is not requested.
+    Other pods have no GPUs."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -264,10 +264,6 @@ class PodResourceClaim(ApiModel):
             holds=lambda claim: (claim.resource_claim_name is None) != (claim.resource_claim_template_name is None),
         ),
     )
-
-    @property
-    def has_gpus(self) -> bool:
-        return self.name.startswith("gpu") if self.gpus is None else self.gpus
 
 
 class PodTemplate(PodMetadata):

@@ -394,6 +394,15 @@ def _no_reserved_argument(reserved: tuple[str, ...]) -> Rule:
     )
 
 
+_NO_CLAIM_OF_GPUS: Final = Rule(
+    cel="!has(self.podTemplate) || !has(self.podTemplate.resourceClaims) || "
+    "!self.podTemplate.resourceClaims.exists(claim, claim.gpus)",
+    message="only engine pods have GPUs: remove gpus from the claim",
+    field=".podTemplate.resourceClaims",
+    holds=lambda part: not any(claim.gpus for claim in part.pod_template.resource_claims),
+)
+
+
 class EngineSpec(PodSettings):
     """Pods that run the model's ranks."""
 
@@ -451,7 +460,7 @@ class EngineSpec(PodSettings):
     @property
     def claims_gpus(self) -> bool:
         """True if resource claims have the GPUs, which then are not requested by number."""
-        return any(claim.has_gpus for claim in self.pod_template.resource_claims)
+        return any(claim.gpus for claim in self.pod_template.resource_claims)
 
 
 class ApiKeysSecretReference(ApiModel):
@@ -491,7 +500,7 @@ class FrontendSpec(PodSettings):
     pod_template: PodTemplate = PodTemplate()
     """Additional labels, annotations, volumes and resource claims of the pods."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (_no_reserved_argument(RESERVED_FRONTEND_ARGUMENTS),)
+    rules: ClassVar[tuple[Rule, ...]] = (_no_reserved_argument(RESERVED_FRONTEND_ARGUMENTS), _NO_CLAIM_OF_GPUS)
 
 
 class FetchSpec(ApiModel):
@@ -512,6 +521,7 @@ class FetchSpec(ApiModel):
             field=".env",
             holds=lambda fetch: not any(variable.name in RESERVED_FETCH_ENVIRONMENT for variable in fetch.env),
         ),
+        _NO_CLAIM_OF_GPUS,
     )
 
 

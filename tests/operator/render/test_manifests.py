@@ -408,14 +408,13 @@ def test_shared_memory_is_a_tmpfs_where_a_pod_has_several_ranks_unless_the_model
 @pytest.mark.parametrize(
     ("claim", "counted"),
     [
-        ({"name": "gpu"}, False),
-        ({"name": "gpus"}, False),
+        ({"name": "gpu", "gpus": True}, False),
         ({"name": "accelerators", "gpus": True}, False),
-        ({"name": "nic"}, True),
+        ({"name": "gpus"}, True),
         ({"name": "gpu-network", "gpus": False}, True),
     ],
 )
-def test_a_claim_of_gpus_replaces_those_requested_by_number(claim: dict[str, Any], counted: bool) -> None:
+def test_only_a_claim_that_says_so_replaces_the_gpus_requested_by_number(claim: dict[str, Any], counted: bool) -> None:
     claim = {**claim, "resourceClaimTemplateName": "devices"}
     model = inference_model({"parallelism": {"tensor": 2}, "engine": {"podTemplate": {"resourceClaims": [claim]}}})
     pod = find(render(model, DEFAULTS), "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]

@@ -253,7 +253,7 @@ def test_missing_gpus_are_reported() -> None:
 
 
 def test_missing_gpus_of_a_resource_claim_are_reported() -> None:
-    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu", "gpus": True}]
     scene = starting({"engine": {"podTemplate": {"resourceClaims": claims}}})
     scene.unschedulable("qwen-r0-0", "0/2 nodes are available: 2 cannot allocate all claims. still not schedulable")
     expect(scene, "Scheduled", "InsufficientGPU", "GPUs for its resource claim", "cannot allocate all claims")

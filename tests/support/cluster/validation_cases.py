@@ -76,6 +76,8 @@ _POD_TEMPLATE: Final = {
     ],
 }
 
+_CLAIM_OF_GPUS: Final = {"name": "gpus", "resourceClaimTemplateName": "gpus", "gpus": True}
+
 EVERYTHING: Final[Object] = {
     "model": {
         "source": {
@@ -494,6 +496,18 @@ _WRONG_TEMPLATES: Final = (
         _template(resourceClaims=[{"name": "a", "resourceClaimName": "b", "resourceClaimTemplateName": "c"}]),
         f"{_ENGINE_TEMPLATE}.resourceClaims[0]",
         "set exactly one of resourceClaimName and resourceClaimTemplateName",
+    ),
+    Case(
+        "claim of GPUs of a frontend",
+        smallest(frontend={"podTemplate": {"resourceClaims": [_CLAIM_OF_GPUS]}}),
+        "spec.frontend.podTemplate.resourceClaims",
+        "only engine pods have GPUs",
+    ),
+    Case(
+        "claim of GPUs of a fetch pod",
+        smallest(fetch={"podTemplate": {"resourceClaims": [_CLAIM_OF_GPUS]}}),
+        "spec.fetch.podTemplate.resourceClaims",
+        "only engine pods have GPUs",
     ),
     Case("field of a pod", _template(hostNetwork=True), f"{_ENGINE_TEMPLATE}.hostNetwork"),
     Case(
