@@ -115,7 +115,9 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     constraints = ConstraintCheck(tokenizers)
     tokenization = TokenizationEndpoints(tokenizers, config)
     information = InformationEndpoints(tokenizers)
-    metrics = MetricsPage(tokenizers.requests, lambda: tokenizers.names, config.lost_lines_fd)
+    metrics = MetricsPage(
+        tokenizers.requests, lambda: tokenizers.names, lambda: tokenizers.knows_load, config.lost_lines_fd
+    )
     # Not the framework's OpenAPI: its pages load scripts from elsewhere, and the bodies are not declared to it.
     app = FastAPI(title="minisgl", openapi_url=None, redirect_slashes=False)
     app.router.routes += [

@@ -118,6 +118,12 @@ class TokenizerPool:
         return next((link.model for link in self._links if link.model is not None), None)
 
     @property
+    def knows_load(self) -> bool:
+        """Whether a worker has learned the load of the engines, from their status or because there is no engine. It
+        stays known while engines come and go, until the worker is lost."""
+        return any(link.knows_load for link in self._links)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the model that is served, or was served last, or that engines will serve; empty: none is known."""
         model = self.model or self.requests.model
@@ -335,6 +341,8 @@ class _Link:
         """Choices in the worker that wait for an engine."""
         self.features: tuple[str, ...] = ()
         """Messages that the worker knows."""
+        self.knows_load = False
+        """The worker has been connected to an engine, or has found that there is none."""
         self._reported_wait = False
         self._reason = "no tokenizer worker has connected yet"
         self._is_connected = False
@@ -492,6 +500,7 @@ class _Link:
             self._requests.held.notify()
         self.parked = state.parked
         self.features = state.features
+        self.knows_load |= state.status is not None or state.no_engines
         self._reason = state.reason
         # A restarted worker counts from 0.
         before = self._resubmitted if state.retried >= self._resubmitted else 0
@@ -507,6 +516,7 @@ class _Link:
         self.replicas = ()
         self.parked = 0
         self.features = ()
+        self.knows_load = False
         self._reported_wait = False
         self._is_connected = False
         self._reason = reason

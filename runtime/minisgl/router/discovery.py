@@ -16,12 +16,18 @@ LOOKUP_SECONDS: Final = 2.0
 SOON_SECONDS: Final = 0.2
 """Between two look-ups while requests wait for a replica: it may have an address that is not known yet."""
 MAX_ADDRESSES: Final = 1024
+_HAS_NO_ADDRESSES: Final = (socket.EAI_NONAME, socket.EAI_NODATA)
+"""Errors of a look-up that name servers answered: a headless Service without endpoints has no record."""
 
 Resolve: TypeAlias = "Callable[[str], frozenset[str]]"
 """Numeric addresses of a host name. Raises OSError."""
 
 Sockets: TypeAlias = "Mapping[str, str]"
 """Address of each scheduler's socket, by the address of its replica."""
+
+
+class NoEngines(OSError):
+    """The name of the engines has no addresses, as of a model at zero. No other failure of a look-up says so."""
 
 
 def resolve_host(host: str) -> frozenset[str]:
@@ -31,13 +37,14 @@ def resolve_host(host: str) -> frozenset[str]:
 
 
 def look_up(host: str, port: int, resolve: Resolve) -> Sockets:
-    """Return the schedulers behind a name. Raises OSError with a message that names it."""
+    """Return the schedulers behind a name. Raises OSError with a message that names it, NoEngines if it has none."""
     try:
         found = sorted(resolve(host))
     except (OSError, UnicodeError) as error:
-        raise OSError(f"the name {host} cannot be resolved: {error}") from error
+        has_none = isinstance(error, socket.gaierror) and error.errno in _HAS_NO_ADDRESSES
+        raise (NoEngines if has_none else OSError)(f"the name {host} cannot be resolved: {error}") from error
     if not found:
-        raise OSError(f"the name {host} has no addresses")
+        raise NoEngines(f"the name {host} has no addresses")
     if len(found) > MAX_ADDRESSES:
         logger.error("%s has %d addresses; only %d of them are used", host, len(found), MAX_ADDRESSES)
     return {address: f"tcp://{url_host(address)}:{port}" for address in found[:MAX_ADDRESSES]}
@@ -54,6 +61,8 @@ class Discovery:
         """Result of the last look-up; empty when it failed."""
         self.problem = "the engines' addresses have not been looked up yet"
         """Reason why there is no address."""
+        self.found_none = False
+        """The last look-up has found that there is no engine."""
         self._find = find
         self._changed = changed
         self._stop = threading.Event()
@@ -80,17 +89,17 @@ class Discovery:
         assert self._find is not None
         while not self._stop.is_set():
             found: Sockets = {}
-            problem = ""
+            problem, found_none = "", False
             try:
                 found = self._find()
             except OSError as error:
-                problem = str(error)
+                problem, found_none = str(error), isinstance(error, NoEngines)
             with self._calling:
                 if self._stop.is_set():
                     return
                 if found != self.sockets:
                     logger.info("engines at %s", ", ".join(found) or f"no address: {problem}")
-                self.sockets, self.problem = found, problem
+                self.sockets, self.problem, self.found_none = found, problem, found_none
                 self._soon.clear()
                 self._changed()
             if not self._stop.wait(SOON_SECONDS):

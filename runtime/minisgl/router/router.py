@@ -344,6 +344,7 @@ class Router:
                 retried=self._dispatcher.resubmitted,
                 parked=self._dispatcher.num_parked,
                 features=(CHECK_CONSTRAINTS, REQUESTS_WAIT),
+                no_engines=self._discovery.found_none and not views,
             )
         )
 

@@ -214,6 +214,8 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Choices that the worker has taken and that wait for a routable engine."""
     features: tuple[str, ...] = ()
     """Messages that the worker knows and that workers of version 0.1.0 do not: `check_constraints`, `requests_wait`."""
+    no_engines: bool = False
+    """The engines were looked up, and there is none."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):

@@ -17,7 +17,8 @@ import pytest
 
 from minisgl.frontend.config import Access, FrontendConfig, RequestLimits
 from minisgl.frontend.process import FrontendServer
-from minisgl.router.config import LocalEngine, TokenizerConfig
+from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
+from minisgl.router.worker import Worker
 from minisgl.tokenizer.model_files import hash_tokenizer_files
 from minisgl.wire.messages import Ack, EndDrain, Submit
 from minisgl.wire.status import SERVING_HEADER
@@ -35,20 +36,26 @@ BAD_CHAT: dict[str, Any] = {**CHAT, "messages": [{"role": "user", "content": "ba
 class Pod:
     """A frontend with a control port, whose engine comes later."""
 
-    def __init__(self, path: Path, **config: Any) -> None:
+    def __init__(self, path: Path, *, at_zero: bool = False, **config: Any) -> None:
+        """`at_zero`: engines are looked up, and there is none."""
         self.model = write_directory(path / "model", TOKENIZER, chat_template=TEMPLATE)
         self._address = f"ipc://{path}/scheduler"
+        local = LocalEngine(scheduler_address=self._address, model=str(self.model))
         tokenizer = TokenizerConfig(
-            engines=LocalEngine(scheduler_address=self._address, model=str(self.model)),
+            engines=EngineDiscovery(host="engines", cache=str(path / "cache")) if at_zero else local,
             frontend_address=f"ipc://{path}/text",
             names=config.get("names", ()),
         )
+        self._worker = Worker(tokenizer, lambda _: frozenset()) if at_zero else None
+        self._worker_thread = threading.Thread(target=self._worker.serve) if self._worker is not None else None
+        if self._worker_thread is not None:
+            self._worker_thread.start()
         self.server = FrontendServer(
             FrontendConfig(
                 port=0,
                 control_port=0,
                 tokenizer_addresses=(tokenizer.frontend_address,),
-                tokenizer=tokenizer,
+                tokenizer=None if at_zero else tokenizer,
                 **{"ready_before_engine": True, **config},
             )
         )
@@ -97,6 +104,10 @@ class Pod:
         self.server.stop()
         self._thread.join(WAIT_SECONDS)
         assert not self._thread.is_alive()
+        if self._worker is not None and self._worker_thread is not None:
+            self._worker.stop()
+            self._worker_thread.join(WAIT_SECONDS)
+            assert not self._worker_thread.is_alive()
         self._pool.shutdown()
         if self.scheduler is not None:
             self.scheduler.close()
@@ -268,7 +279,8 @@ def idle_pod(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     """A frontend with keys and a known model, for requests that must not start an engine."""
     path = tmp_path_factory.mktemp("idle")
     (path / "keys").write_text("sk-one\n")
-    pod = Pod(path, names=("tiny", "other"), access=Access(api_keys=str(path / "keys")), max_body_bytes=1 << 20)
+    access = Access(api_keys=str(path / "keys"))
+    pod = Pod(path, at_zero=True, names=("tiny", "other"), access=access, max_body_bytes=1 << 20)
     pod.until(lambda: pod.status()["ready"])
     yield pod
     pod.close()
@@ -346,6 +358,14 @@ def test_a_model_at_zero_is_listed_and_measured(idle_pod: Pod) -> None:
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert re.search(rf'^vllm:{gauge}{{model_name="tiny",engine="0"}} 0(\.0)?$', page, re.MULTILINE), gauge
     assert idle_pod.status()["held"] == 0
+
+
+def test_a_frontend_that_has_not_reached_its_engine_yet_reports_no_load(make_pod: MakePod) -> None:
+    pod = make_pod(names=("tiny",))
+    pod.until(lambda: pod.status()["ready"])
+    assert "vllm:num_requests_waiting" not in pod.http.get("/metrics").text
+    pod.start_engine()
+    pod.until(lambda: "vllm:num_requests_waiting" in pod.http.get("/metrics").text)
 
 
 def test_a_suspended_model_is_not_listed(make_pod: MakePod) -> None:

@@ -37,7 +37,7 @@ from minisgl.wire.text import (
     ToolCallDelta,
     WorkerState,
 )
-from support.frontend.fake_scheduler import WAIT_SECONDS, card
+from support.frontend.fake_scheduler import STATUS, WAIT_SECONDS, card
 
 READY = WorkerState(
     version=TEXT_WIRE_VERSION,
@@ -107,6 +107,30 @@ async def test_one_available_worker_is_enough(links: Links) -> None:
     await links.until(True)
     links.submit()
     assert isinstance(await links.workers[1].receive(), Generate)
+
+
+async def test_the_load_is_known_with_an_engine_or_without_any_until_the_worker_is_lost(links: Links) -> None:
+    async def until(knows: bool) -> None:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while links.tokenizers.knows_load != knows:
+                await asyncio.sleep(0)
+
+    starting = msgspec.structs.replace(READY, model=None, reason="the engine loads")
+    # A worker that has only begun to look engines up, and one whose engines do not answer, know nothing.
+    await links.workers[0].send(starting)
+    await links.workers[1].send(READY)
+    await links.until(True)
+    assert not links.tokenizers.knows_load
+    await links.workers[0].send(msgspec.structs.replace(starting, no_engines=True))
+    await until(True)
+    await links.workers[0].send(READY)
+    while links.tokenizers._links[0].model is None:
+        await asyncio.sleep(0)
+    assert links.tokenizers.knows_load, "it stays known"
+    links.workers[0].disconnect()
+    await until(False)
+    await links.workers[1].send(msgspec.structs.replace(READY, status=STATUS))
+    await until(True)
 
 
 async def test_requests_are_balanced_and_stay_with_their_worker(links: Links) -> None:

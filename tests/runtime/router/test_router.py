@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from array import array
 from collections.abc import Callable, Iterator
@@ -89,10 +90,10 @@ def state_of(state: WorkerState, number: int) -> ReplicaView:
 def test_replicas_are_discovered_and_their_tokenizer_files_fetched_once(cluster: Cluster) -> None:
     cluster.start_worker(names=("a", "b"))
     unresolved = cluster.wait_for(lambda state: "cannot be resolved" in state.reason)
-    assert (unresolved.model, unresolved.replicas) == (None, ())
+    assert (unresolved.model, unresolved.replicas, unresolved.no_engines) == (None, (), True)
     pods = [cluster.pods.start(number, cluster.model, answering("xyz")) for number in (0, 1)]
     state = cluster.wait_until_routable(0, 1)
-    assert state.model is not None
+    assert state.model is not None and not state.no_engines
     assert (state.model.card.name, state.model.names) == ("a", ("a", "b"))
     first = state_of(state, 0)
     assert (first.address, first.revision, first.epoch) == (pods[0].address, "0123456789", (1_700_000_000_000, 1))
@@ -100,6 +101,18 @@ def test_replicas_are_discovered_and_their_tokenizer_files_fetched_once(cluster:
     assert {path for pod in pods for path in pod.files.requests} == names
     assert sum(len(pod.files.requests) for pod in pods) == len(names)
     assert cluster.frontend.wait_for_end(cluster.frontend.generate(1))[0] == "xyz"
+
+
+@pytest.mark.parametrize(
+    ("error", "none"), [(socket.EAI_NONAME, True), (socket.EAI_NODATA, True), (socket.EAI_AGAIN, False)]
+)
+def test_only_an_answer_of_the_name_server_says_that_there_is_no_engine(error: int, none: bool) -> None:
+    def resolve(_: str) -> frozenset[str]:
+        raise socket.gaierror(error, "said")
+
+    with pytest.raises(OSError, match="chat-leaders cannot be resolved") as raised:
+        discovery.look_up("chat-leaders", 1, resolve)
+    assert isinstance(raised.value, discovery.NoEngines) == none
 
 
 def test_without_any_engine_requests_are_not_taken(cluster: Cluster) -> None:

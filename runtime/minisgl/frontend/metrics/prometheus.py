@@ -29,12 +29,15 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Seconds without a step while requests run."""
     phases: Mapping[str, int]
     """HTTP requests in progress, by phase."""
+    knows_load: bool
+    """Whether the load of the engines was ever known, as it also is of a model without engines."""
 
 
 def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
     """Return the page in Prometheus' text format 0.0.4."""
     page = _Page(f'model_name="{_escape(now.model_name)}",engine="0"')
-    _load(page, now)
+    if now.knows_load:
+        _load(page, now)
     if now.status is not None:
         _engine(page, now.status)
     page.gauge("minisgl:engine_last_step_age_seconds", "Time without a step while requests run.", now.step_age)
@@ -52,9 +55,9 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
 
 
 def _load(page: _Page, now: Snapshot) -> None:
-    """The gauges by which gateways choose an endpoint and autoscalers a size. They need values without an engine, too:
-    a missing series is an error to them, and a load of 0 beside requests that wait for an engine a reason to remove
-    replicas."""
+    """The gauges by which gateways choose an endpoint and autoscalers a size. A model at zero needs values, too: a
+    missing series is an error to them, and a load of 0 beside requests that wait for an engine a reason to remove
+    replicas. A new frontend must not report a load of 0 for engines that it has yet to reach."""
     status = now.status
     if status is None:
         running, usage = 0, 0.0

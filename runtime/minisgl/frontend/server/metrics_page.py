@@ -17,12 +17,17 @@ class MetricsPage:
     """ASGI application."""
 
     def __init__(
-        self, requests: RequestTracker, names: Callable[[], Sequence[str]], lost_lines_fd: int | None
+        self,
+        requests: RequestTracker,
+        names: Callable[[], Sequence[str]],
+        knows_load: Callable[[], bool],
+        lost_lines_fd: int | None,
     ) -> None:
-        """`names` returns those of the model, the first of which is a label; empty: none is known. `lost_lines_fd`: as
-        in FrontendConfig."""
+        """`names` returns those of the model, the first of which is a label; empty: none is known. `knows_load`: as in
+        Snapshot. `lost_lines_fd`: as in FrontendConfig."""
         self._requests = requests
         self._names = names
+        self._knows_load = knows_load
         self._lost_lines_fd = lost_lines_fd
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,5 +39,6 @@ class MetricsPage:
             requests.status,
             requests.step_age(asyncio.get_running_loop().time()),
             requests.phases(),
+            self._knows_load(),
         )
         await Response(render(requests.metrics, snapshot), media_type=CONTENT_TYPE)(scope, receive, send)

@@ -23,6 +23,7 @@ LABELS = {"model_name": "org/tiny", "engine": "0"}
 
 MakeStack = Callable[..., FrontendStack]
 
+LOAD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 REASONS = ("capacity", "deferred")
 STATUS = Status(
     waiting=3,
@@ -66,7 +67,7 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def rendered(metrics: FrontendMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    snapshot = Snapshot("org/tiny", STATUS, 0.25, {"reading": 1, "waiting": 2})
+    snapshot = Snapshot("org/tiny", STATUS, 0.25, {"reading": 1, "waiting": 2}, knows_load=True)
     metrics.rejections["waiting"] = 6
     return samples(render(metrics, snapshot).decode())
 
@@ -150,7 +151,7 @@ OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds fronte
 
 
 def test_all_metric_names_are_present_and_documented() -> None:
-    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {})).decode()
+    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {}, knows_load=True)).decode()
     given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
     documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
@@ -167,16 +168,24 @@ def test_a_value_on_an_edge_is_in_the_bucket_below() -> None:
 
 
 def test_label_values_are_escaped() -> None:
-    text = render(FrontendMetrics(), Snapshot('a"\\\nb', STATUS, 0.0, {})).decode()
+    text = render(FrontendMetrics(), Snapshot('a"\\\nb', STATUS, 0.0, {}, knows_load=True)).decode()
     families = text_string_to_metric_families(text)
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
 
 
 def test_the_gauges_of_the_load_are_there_without_an_engine() -> None:
-    found = samples(render(FrontendMetrics(), Snapshot("org/tiny", None, 0.0, {"held": 2, "waiting": 1})).decode())
+    now = Snapshot("org/tiny", None, 0.0, {"held": 2, "waiting": 1}, knows_load=True)
+    found = samples(render(FrontendMetrics(), now).decode())
     gauges = {"num_requests_running": 0, "num_requests_waiting": 3, "kv_cache_usage_perc": 0}
     assert {name: found[f"vllm:{name}", ()] for name in gauges} == gauges
     assert not any(name.startswith("vllm:generation_tokens") for name, _ in found), "counters do not begin anew"
+
+
+def test_a_frontend_that_has_reached_no_engine_yet_reports_no_load() -> None:
+    now = Snapshot("org/tiny", None, 0.0, {"held": 2, "waiting": 1}, knows_load=False)
+    found = samples(render(FrontendMetrics(), now).decode())
+    assert not {name for name, _ in found} & {f"vllm:{name}" for name in LOAD}
+    assert found["minisgl:frontend_inflight", (("phase", "held"),)] == 2
 
 
 def test_a_completed_request_is_counted(make_stack: MakeStack) -> None:
