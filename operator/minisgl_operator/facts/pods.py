@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, Final
 
-from minisgl_operator.api.objects import Manifest, condition_of
+from minisgl_operator.api.objects import Manifest, condition_of, parse_time
 from minisgl_operator.render import names
 
 # A container in one of these states has never run, or keeps terminating.
@@ -25,6 +26,9 @@ _FAILED_WAITING_REASONS: Final = frozenset(
         "RunContainerError",
     }
 )
+
+_READINESS_LAG: Final = timedelta(minutes=1)
+"""Longest time from the end of a container until the kubelet has reported its pod as not ready."""
 
 
 def component(manifest: Manifest) -> str | None:
@@ -119,6 +123,19 @@ def last_terminations(pod: Manifest) -> tuple[Mapping[str, Any], ...]:
         if ended is not None and (ended.get("exitCode") != 0 or container not in init_containers(pod)):
             found.append(ended)
     return tuple(found)
+
+
+def lost_process(pod: Manifest) -> bool:
+    """True if a container has exited with an error, and the pod has not been ready since: then it stopped being ready
+    because of that exit, or was not ready before."""
+    stamp = (condition_of(pod, "Ready") or {}).get("lastTransitionTime")
+    changed = None if stamp is None else parse_time(stamp)
+    for ended in last_terminations(pod):
+        finished = ended.get("finishedAt")
+        is_old = changed is not None and finished is not None and parse_time(finished) + _READINESS_LAG < changed
+        if ended.get("exitCode") != 0 and not is_old:
+            return True
+    return False
 
 
 def has_rank_0(pod: Manifest) -> bool:

@@ -21,7 +21,7 @@ from minisgl_operator.facts.pods import (
     cannot_run,
     component,
     containers_started,
-    last_terminations,
+    lost_process,
     replica_name,
     revision_of,
     waiting_reason,
@@ -201,12 +201,13 @@ class Replica:
 
     @property
     def lost_process(self) -> bool:
-        """True if it starts again because a rank or the first process of a pod has exited."""
-        if self.phase == "Draining":
+        """True if it starts again because a rank or the first process of a pod has exited with an error. False as soon
+        as its leader reports that all ranks serve."""
+        if self.phase == "Draining" or (self.report is not None and _all_ranks_serve(self.report)):
             return False
         if self.report is not None and self.report.get("restarts"):
             return True
-        return any(last_terminations(pod) for pod in self.pods if not is_deleting(pod))
+        return any(lost_process(pod) for pod in self.pods if not is_deleting(pod))
 
     @cached_property
     def failing(self) -> bool:

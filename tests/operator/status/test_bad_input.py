@@ -784,11 +784,41 @@ def test_a_replica_whose_launcher_exited_is_degraded_until_it_serves_again() -> 
     scene.leader_reports("qwen-r0", phase="Loading")
     scene.frontends_report("qwen-r0")
     container = scene.pods["qwen-r0-0"]["status"]["containerStatuses"][0]
-    container |= {"restartCount": 1, "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    ended = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T11:50:00Z"}
+    container |= {"restartCount": 1, "lastState": {"terminated": ended}}
+    scene.pods["qwen-r0-0"]["status"]["conditions"] = not_ready_since("2026-01-01T11:50:02Z")
     assert scene.conditions()["Degraded"]["reason"] == "ReplicasDown"
     scene = Scene({"replicas": 2}, source=CLAIM)
     scene.pods["qwen-r0-0"]["status"]["containerStatuses"][0] |= container | {"state": {"running": {}}}
     assert scene.conditions()["Degraded"]["status"] == "False", "it serves again"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "finished_at"), [(137, "2026-01-01T09:00:00Z"), (0, "2026-01-01T11:50:00Z")], ids=["old", "complete"]
+)
+def test_a_replica_that_served_after_a_container_ended_or_lost_none_has_lost_no_process(
+    exit_code: int, finished_at: str
+) -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.leader_reports("qwen-r0", phase="Waiting")
+    scene.frontends_report("qwen-r0")
+    pod = scene.pods["qwen-r0-0"]
+    ended = {"exitCode": exit_code, "finishedAt": finished_at}
+    pod["status"]["containerStatuses"][0] |= {"restartCount": 1, "lastState": {"terminated": ended}}
+    pod["status"]["conditions"] = not_ready_since("2026-01-01T11:50:02Z")
+    assert scene.conditions()["Degraded"]["status"] == "False"
+
+
+def test_a_replica_that_has_restarted_is_not_degraded_once_its_leader_says_that_it_serves() -> None:
+    scene = Scene({"replicas": 2}, source=CLAIM)
+    scene.leader_reports("qwen-r0", restarts=1, last_failure=failure("Killed"))
+    scene.frontends_report("qwen-r0")
+    scene.not_ready("qwen-r0-0")
+    assert scene.conditions()["Degraded"]["status"] == "False"
+
+
+def not_ready_since(moment: str) -> list[dict[str, str]]:
+    return [{"type": "Ready", "status": "False", "lastTransitionTime": moment}]
 
 
 def test_a_pod_on_a_silent_node_is_reported() -> None:
