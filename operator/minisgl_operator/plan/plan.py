@@ -14,6 +14,7 @@ from typing import Final, Literal
 from minisgl_operator.api.objects import Manifest, Ref, controller_uid, has_condition, is_deleting, ref_of
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import refetch_needed, retry_time
+from minisgl_operator.facts.frontend_count import count_to_apply
 from minisgl_operator.facts.lost_nodes import pods_to_force_delete
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.pods import node_of, replica_name, revision_of
@@ -130,7 +131,8 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
             else:
                 result[ref] = with_pruning(manifest, facts.pruning)
         elif ref.kind == "Deployment":
-            result[ref] = _with_count(manifest, facts.wanted_frontends, {})
+            count = count_to_apply(facts.model.spec.frontend.replicas, facts.frontend)
+            result[ref] = _with_count(manifest, count, {})
     if facts.keeps_frontends:
         result.pop(Ref("Deployment", names.frontend(facts.model.name)))
     if (record := _new_record(facts)) is not None:
@@ -180,12 +182,14 @@ def _pod_counts(facts: Facts) -> dict[str, int]:
     return counts
 
 
-def _with_count(controller: Manifest, count: int, annotations: dict[str, str]) -> Manifest:
-    """The StatefulSet or Deployment with this number of pods and these annotations in addition to its own."""
+def _with_count(controller: Manifest, count: int | None, annotations: dict[str, str]) -> Manifest:
+    """The StatefulSet or Deployment with this number of pods and these annotations in addition to its own. None: the
+    number is another manager's."""
     metadata = dict(controller["metadata"])
     if annotations:
         metadata["annotations"] = metadata.get("annotations", {}) | annotations
-    return {**controller, "metadata": metadata, "spec": {**controller["spec"], "replicas": count}}
+    spec = {name: value for name, value in controller["spec"].items() if name != "replicas"}
+    return {**controller, "metadata": metadata, "spec": spec if count is None else {**spec, "replicas": count}}
 
 
 def _has_no_pods(stateful_set: Manifest) -> bool:

@@ -7,6 +7,8 @@ import json
 from typing import Any, Final
 
 MANAGED_BY: Final = "minisgl-operator"
+FIELD_MANAGER: Final = "minisgl-operator"
+"""Manager of the fields that the operator applies."""
 APPLICATION: Final = "minisgl"
 OPERATOR_APPLICATION: Final = "minisgl-operator"
 

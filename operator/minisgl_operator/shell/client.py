@@ -24,6 +24,7 @@ from kubernetes.aio.config import ConfigException, load_incluster_config, load_k
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.undeclared import undeclared_fields
+from minisgl_operator.render.names import FIELD_MANAGER
 from minisgl_operator.shell.resources import Resource
 from minisgl_operator.shell.server_clock import ServerClock
 
@@ -32,7 +33,7 @@ Connection: TypeAlias = Configuration
 
 _log = logging.getLogger(__name__)
 
-MANAGER: Final = "minisgl-operator"
+MANAGER: Final = FIELD_MANAGER
 # Separate field managers, so that applying a model's status never changes fields of the others.
 STATUS_MANAGER: Final = "minisgl-operator-status"
 REPLACE_LISTS_MANAGER: Final = "minisgl-operator-repair"

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from minisgl_operator.api.objects import Manifest, controller_of
+from minisgl_operator.facts.frontend_count import owners_of_count
 from minisgl_operator.render.names import (
     CACHE_KEY_ANNOTATION,
     MODEL_LABEL,
@@ -244,6 +245,8 @@ def trim(body: Manifest) -> Manifest:
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":
             kept_metadata["annotations"] = _annotations(metadata, *PAUSE_ANNOTATIONS)
+            if body["kind"] == "Deployment":
+                kept_metadata["managedFields"] = owners_of_count(metadata.get("managedFields") or ())
             spec = body["spec"]
             metadata = spec["template"].get("metadata", {})
             template = {"metadata": {name: metadata[name] for name in ("labels", "annotations") if name in metadata}}

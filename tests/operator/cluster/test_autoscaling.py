@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from minisgl_operator.api.objects import Manifest
+from minisgl_operator.facts.frontend_count import owners_of_count
 from minisgl_operator.shell.resources import MODEL
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import SECONDS, OperatedCluster, pvc_model
@@ -42,6 +43,11 @@ def test_the_deployment_of_frontends_is_a_scale_target_unless_the_spec_has_a_num
     def size() -> int:
         return int((cluster.get("Deployment", "front-frontend") or {"spec": {"replicas": 0}})["spec"]["replicas"])
 
+    def owners() -> set[str]:
+        deployment = cluster.get("Deployment", "front-frontend")
+        assert deployment is not None
+        return {each["manager"] for each in owners_of_count(deployment["metadata"]["managedFields"])}
+
     with cluster.operator() as operator:
         cluster.apply(pvc_model("front"))
         cluster.until(lambda: size() == 1, "one frontend at first")
@@ -50,8 +56,10 @@ def test_the_deployment_of_frontends_is_a_scale_target_unless_the_spec_has_a_num
         cluster.merge(MODEL.kind, "front", {"spec": {"frontend": {"leaveSeconds": 20}}})
         cluster.until_quiet(operator)
         assert size() == 3, "an edit of the template leaves the number"
+        assert owners() == {"kubectl"}, "an apply must not undo the next change of an autoscaler"
         cluster.merge(MODEL.kind, "front", {"spec": {"frontend": {"replicas": 2}}})
         cluster.until(lambda: size() == 2, "the number of the spec")
+        assert owners() == {"minisgl-operator"}
         cluster.control_plane.kubectl("-n", cluster.namespace, "scale", "deployment/front-frontend", "--replicas=4")
         cluster.until(lambda: size() == 2, "the number of the spec again")
         cluster.merge(MODEL.kind, "front", {"spec": {"frontend": {"replicas": None}}})

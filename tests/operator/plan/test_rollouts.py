@@ -387,6 +387,41 @@ def test_others_set_the_number_of_frontends_unless_the_spec_does(
     assert deployment["spec"]["replicas"] == applied
 
 
+def owner(manager: str, **fields: Any) -> dict[str, Any]:
+    return {"manager": manager, "operation": "Update", "fieldsV1": {"f:spec": fields, "f:metadata": {}}}
+
+
+OURS = owner("minisgl-operator", **{"f:template": {}})
+OURS_WITH_COUNT = owner("minisgl-operator", **{"f:template": {}, "f:replicas": {}})
+AUTOSCALER = owner("kube-controller-manager", **{"f:replicas": {}}) | {"subresource": "scale"}
+ANOTHER = owner("kubectl-edit", **{"f:replicas": {}})
+STATUS_OF_DEPLOYMENT = {"manager": "kube-controller-manager", "fieldsV1": {"f:status": {"f:replicas": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "owners", "applied"),
+    [
+        (None, [OURS, AUTOSCALER], None),
+        (None, [OURS, ANOTHER], None),
+        (None, [OURS_WITH_COUNT, AUTOSCALER], None),
+        (None, [OURS_WITH_COUNT, STATUS_OF_DEPLOYMENT], 5),
+        (None, [OURS, STATUS_OF_DEPLOYMENT], 5),
+        (None, [], 5),
+        (2, [OURS, AUTOSCALER], 2),
+    ],
+)
+def test_the_number_of_frontends_is_not_applied_while_another_one_owns_it_and_the_spec_has_none(
+    wanted: int | None, owners: list[dict[str, Any]], applied: int | None
+) -> None:
+    cluster = settled({"frontend": {"replicas": wanted}})
+    ref = Ref("Deployment", "qwen-frontend")
+    cluster.objects[ref]["spec"]["replicas"] = 5
+    cluster.objects[ref]["metadata"]["managedFields"] = owners
+    cluster.look()
+    (deployment,) = (step.manifest for step in cluster.plan() if isinstance(step, Apply) and step.ref == ref)
+    assert deployment["spec"].get("replicas") == applied
+
+
 def test_a_model_without_budgets_has_none_and_restarts_nothing() -> None:
     cluster = settled({"replicas": 2})
     pods = {name: pod["metadata"]["uid"] for name, pod in cluster.pods.items()}
