@@ -120,7 +120,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float = 25.0
     """Time after that for running requests to finish; then they end in an error."""
     accept_seconds: float = 60.0
-    """Longest time that the engine may take to queue a request."""
+    """Longest time that the engine may take to queue a request, and a tokenizer worker to check its constraints."""
     stale_seconds: float = 5.0
     """Age of the engine's last status from which the frontend is not ready; it is sent several times a second."""
     ready_before_engine: bool = False

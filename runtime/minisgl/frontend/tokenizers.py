@@ -221,9 +221,13 @@ class TokenizerPool:
         self, constraints: Sequence[StructuredOutput], *, was_held: bool = False
     ) -> tuple[ConstraintProblem | None, ...]:
         """Return the problem of each constraint in turn, up to the first one that has any. It needs no engine. Workers
-        of older versions check none. Raises ApiError when new requests are rejected, or a worker is lost meanwhile."""
+        of older versions check none. Raises ApiError when new requests are rejected, when no worker is connected, or
+        when one is lost meanwhile."""
         self._check_taken(was_held=was_held)
-        links = [link for link in self._links if CHECK_CONSTRAINTS in link.features]
+        connected = [link for link in self._links if link.is_connected]
+        if not connected:
+            raise ApiError.from_code(ENGINE_UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; retry")
+        links = [link for link in connected if CHECK_CONSTRAINTS in link.features]
         if not links:
             return (None,) * len(constraints)
         question = CheckConstraints(id=secrets.token_bytes(REQUEST_ID_BYTES), constraints=tuple(constraints))
@@ -345,7 +349,8 @@ class _Link:
         """The worker has been connected to an engine, or has found that there is none."""
         self._reported_wait = False
         self._reason = "no tokenizer worker has connected yet"
-        self._is_connected = False
+        self.is_connected = False
+        """The worker has reported its state since it was last lost."""
         self._last_state_at = 0.0
         self._resubmitted = 0
         self._lost_at = -math.inf
@@ -366,7 +371,7 @@ class _Link:
 
     def problem(self, stale_seconds: float, *, needs_model: bool = True) -> str | None:
         """Return why the worker cannot take requests; without a model it is well if it needs none."""
-        if self.model is None and (needs_model or not self._is_connected):
+        if self.model is None and (needs_model or not self.is_connected):
             return self._reason
         silent = asyncio.get_running_loop().time() - self._last_state_at
         return f"no status from the engine for {silent:.0f} s" if silent > stale_seconds else None
@@ -490,7 +495,7 @@ class _Link:
         if state.version not in (TEXT_WIRE_VERSION, TEXT_WIRE_VERSION - 1):
             self._lose(f"the tokenizer worker's wire version is {state.version}, not {TEXT_WIRE_VERSION}; update it")
             return
-        self._is_connected = True
+        self.is_connected = True
         if self.model is None or state.model is None:
             for choice in self._choices.values():
                 self._requests.wait_anew(choice, self._last_state_at)
@@ -518,7 +523,7 @@ class _Link:
         self.features = ()
         self.knows_load = False
         self._reported_wait = False
-        self._is_connected = False
+        self.is_connected = False
         self._reason = reason
         self._lost_at = time.monotonic()
         self.fail_all(ENGINE_UNAVAILABLE, reason)

@@ -173,7 +173,13 @@ class GenerationEndpoint:
         ignored_params(headers, self._ignored(request))
         deadline_ms(request, headers)
         check_prompt_lengths(request, self._tokenizers.model)
-        await self._constraints.check(request, was_held=was_held)
+        seconds = self._config.accept_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._constraints.check(request, was_held=was_held)
+        except TimeoutError:
+            message = f"no tokenizer worker checked the constraints of the request within {seconds:g} s; retry"
+            raise ApiError.from_code(ENGINE_UNAVAILABLE, message) from None
         return request
 
     async def _parsed(self, body: bytes) -> GenerationRequest:
