@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from minisgl_operator.facts import lost_nodes
 from minisgl_operator.facts.nodes import NodeState
-from minisgl_operator.shell import nodes
+from minisgl_operator.shell import client, nodes, server_clock
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 
@@ -55,6 +57,21 @@ def test_a_pod_is_not_forced_off_a_live_node(control_plane: LocalControlPlane) -
         assert not replaced(cluster, uid)
         cluster.set_node(ready=False, tainted=True, since=datetime.now(UTC))
         cluster.until(lambda: replaced(cluster, uid), "another pod")
+
+
+def test_an_operator_whose_clock_is_ahead_takes_no_silent_node_for_lost(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = functools.partial(server_clock.ServerClock, wall=lambda: time.time() + 3600)
+    monkeypatch.setattr(client, "ServerClock", ahead)
+    with OperatedCluster(control_plane) as cluster, cluster.operator() as operator:
+        uid = hang(cluster)
+        cluster.set_node(ready=False, since=datetime.now(UTC))
+        cluster.until(
+            lambda: says(cluster, "NodeLost", "Pod hangs-r0-0", "is silent (Ready is Unknown)"), "the condition"
+        )
+        cluster.until_quiet(operator)
+        assert not replaced(cluster, uid)
 
 
 def test_a_node_that_has_returned_is_asked_before_a_pod_is_forced_off_it(
