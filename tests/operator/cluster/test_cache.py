@@ -94,6 +94,24 @@ def test_a_retained_larger_pvc_is_used_unchanged(cluster: OperatedCluster) -> No
     assert size(cluster, "kept") == "4Gi"
 
 
+def test_a_claim_that_is_retained_later_loses_its_owner_and_the_label_of_an_application(
+    cluster: OperatedCluster,
+) -> None:
+    def metadata() -> dict[str, Any]:
+        claim = cluster.get("PersistentVolumeClaim", "later-cache")
+        assert claim is not None
+        return dict(claim["metadata"])
+
+    owned = model("later", "expands", "1Gi")
+    owned["spec"]["model"]["cache"]["retain"] = False
+    make_bound(cluster, owned)
+    assert metadata()["labels"]["app.kubernetes.io/instance"] == "later" and metadata()["ownerReferences"]
+    cluster.apply(model("later", "expands", "1Gi"))
+    cluster.until(lambda: "ownerReferences" not in metadata(), "a claim without an owner")
+    assert "app.kubernetes.io/instance" not in metadata()["labels"], "Argo CD would prune it with this label"
+    assert metadata()["labels"]["serving.minisgl.io/model"] == "later"
+
+
 def test_a_failed_expansion_is_reported_with_its_remedy(cluster: OperatedCluster) -> None:
     make_bound(cluster, model("rigid", "rigid", "1Gi"))
     cluster.apply(model("rigid", "rigid", "2Gi"))
