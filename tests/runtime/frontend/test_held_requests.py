@@ -329,6 +329,8 @@ def test_a_valid_request_with_a_key_is_held(idle_pod: Pod, model: str | None) ->
     with pytest.raises(httpx.ReadTimeout), ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx.post, f"{idle_pod.url}/v1/chat/completions", json=body, headers=KEY, timeout=1.0)
         idle_pod.wait_for_held(1)
+        load = httpx.get(f"{idle_pod.url}/load", headers=KEY).json()
+        assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 1)
         answer.result(WAIT_SECONDS)
     idle_pod.wait_for_held(0)
 
@@ -364,6 +366,7 @@ def test_a_frontend_that_has_not_reached_its_engine_yet_reports_no_load(make_pod
     pod = make_pod(names=("tiny",))
     pod.until(lambda: pod.status()["ready"])
     assert "vllm:num_requests_waiting" not in pod.http.get("/metrics").text
+    assert (pod.http.get("/load").json(), pod.http.get("/get_load").json()) == ({"server_load": 0}, [])
     pod.start_engine()
     pod.until(lambda: "vllm:num_requests_waiting" in pod.http.get("/metrics").text)
 

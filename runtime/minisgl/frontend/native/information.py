@@ -44,24 +44,23 @@ class InformationEndpoints:
         )
 
     async def load(self, _: Request) -> Response:
-        """Return `server_load`, the number of generation requests in progress, and the load of the engines."""
+        """Return `server_load`, the number of generation requests in progress, and the load of the engines, if it is
+        known."""
         phases = self._tokenizers.requests.phases()
         in_progress = sum(count for phase, count in phases.items() if phase != "reading")
         return json_response({"server_load": in_progress, **self._load()})
 
     async def legacy_load(self, _: Request) -> Response:
-        """Return one entry for all engines together, as SGLang does for each data-parallel rank."""
+        """Return one entry for all engines together, as SGLang does for each data-parallel rank; none while their load
+        is not known."""
         load = self._load()
-        return json_response(
-            [
-                {
-                    "dp_rank": 0,
-                    "num_reqs": load["num_running_reqs"] + load["num_waiting_reqs"],
-                    "num_waiting_reqs": load["num_waiting_reqs"],
-                    "num_tokens": load["num_used_tokens"],
-                }
-            ]
-        )
+        entry = {
+            "dp_rank": 0,
+            "num_reqs": load.get("num_running_reqs", 0) + load.get("num_waiting_reqs", 0),
+            "num_waiting_reqs": load.get("num_waiting_reqs", 0),
+            "num_tokens": load.get("num_used_tokens", 0),
+        }
+        return json_response([entry] if load else [])
 
     def _model(self) -> ServedModel:
         """Raises ApiError while no model is known."""
@@ -82,11 +81,14 @@ class InformationEndpoints:
         }
 
     def _load(self) -> dict[str, Any]:
-        """Return the sum over all engines, by their last status; zeros without one."""
+        """Return the sum over all engines, by their last status. Without engines only requests that wait for one count,
+        as in the metrics; empty while the load is not known."""
         status = self._tokenizers.requests.status
         if status is None:
             names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens", "token_usage")
-            return dict.fromkeys(names, 0)
+            phases = self._tokenizers.requests.phases()
+            waiting = {"num_waiting_reqs": phases["held"] + phases["waiting"]}
+            return dict.fromkeys(names, 0) | waiting if self._tokenizers.knows_load else {}
         return {
             "num_running_reqs": status.running,
             "num_waiting_reqs": status.waiting,
