@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,29 +14,63 @@ import zmq
 from minisgl.engine.broadcast import QUEUE_PLANS, STOP
 from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine
-from minisgl.wire.plan import StepPlan
+from minisgl.wire.plan import PlanError, StepPlan
+from minisgl.wire.receive_limit import NO_SOURCE, ReceiveLimit, source_of
 from minisgl.wire.sockets import open_socket
+
+logger = logging.getLogger(__name__)
 
 _POLL_MS: Final = 100
 """Interval at which an idle worker rank checks whether it must stop."""
 
 _IN_FLIGHT: Final = 2
 
+_NO_PLAN: Final = b"\0"
+"""Stands for a message of several frames, which no plan is."""
+
 
 class PlanReceiver:
     """Socket on which one worker rank receives plans."""
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+    def __init__(self, context: zmq.Context[Any], address: str, epoch: int | None = None) -> None:
+        """`epoch`: the one of all plans. On TCP, where others can connect too, a connection belongs to rank 0 once it
+        has sent a plan of this epoch; one that begins with anything else is closed. None: all belong to rank 0."""
+        self._epoch = epoch
+        self._rank0 = NO_SOURCE
         self._socket = open_socket(context, zmq.PULL, limit=QUEUE_PLANS)
+        self._limit = ReceiveLimit(self._socket) if address.startswith("tcp:") else None
         self._socket.bind(address)
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, timeout_ms: int) -> bytes | None:
-        """The next frame; None when none arrives within `timeout_ms`."""
-        return self._socket.recv() if self._socket.poll(timeout_ms) else None
+        """The next frame; None when none arrives within `timeout_ms`, or it is not from rank 0."""
+        if not self._socket.poll(timeout_ms):
+            return None
+        frames = self._socket.recv_multipart(copy=False)
+        if self._limit is not None:
+            self._limit.delivered(frames)
+            if self._epoch is not None and not self._is_from_rank0(frames):
+                return None
+        return frames[0].bytes if len(frames) == 1 else _NO_PLAN
 
     def close(self) -> None:
+        if self._limit is not None:
+            self._limit.close()
+            self._limit = None
         self._socket.close()
+
+    def _is_from_rank0(self, frames: list[zmq.Frame]) -> bool:
+        assert self._limit is not None
+        source = source_of(frames)
+        if source == self._rank0 != NO_SOURCE:
+            return True
+        with contextlib.suppress(PlanError):
+            if len(frames) == 1 and StepPlan.decode(frames[0].bytes).epoch == self._epoch:
+                self._rank0 = source
+                return True
+        logger.warning("a connection to the port of step plans was closed: it has sent no plan of this start")
+        self._limit.refuse(source)
+        return False
 
 
 def run_plans(engine: Engine, source: PlanReceiver, *, stop: threading.Event) -> None:
@@ -80,11 +116,13 @@ def run(
     *,
     ready: Callable[[str], None],
     stop: threading.Event,
+    epoch: int | None = None,
 ) -> None:
     """Entry point of a worker rank's process. `ready` is called with the bound address before the engine starts,
-    because rank 0 sends its first plan as soon as its own engine is ready. Raises as `run_plans`."""
+    because rank 0 sends its first plan as soon as its own engine is ready. `epoch`: as in PlanReceiver. Raises as
+    `run_plans`."""
     context: zmq.Context[Any] = zmq.Context()
-    source = PlanReceiver(context, address)
+    source = PlanReceiver(context, address, epoch)
     try:
         ready(source.address)
         engine = create_engine()

@@ -27,6 +27,8 @@ class WorkerRankConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     plans: str
     """Address on which it receives the step plans of rank 0."""
+    epoch: int | None = None
+    """Epoch of these plans, see `PlanReceiver`."""
 
 
 def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | None = None) -> Engine:

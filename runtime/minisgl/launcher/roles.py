@@ -83,7 +83,9 @@ def worker_rank(raw: msgspec.Raw, control: Control) -> None:
         control.ready()
         return engine
 
-    worker_rank.run(config.plans, create, ready=lambda address: None, stop=threading.Event())
+    worker_rank.run(
+        config.plans, create, ready=lambda address: None, stop=threading.Event(), epoch=config.epoch
+    )
 
 
 def tokenizer(raw: msgspec.Raw, control: Control) -> None:

@@ -12,7 +12,7 @@ from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.replica.messages import Epoch, PodTopology, StartRanks
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.topology import first_devices, on_same_host
-from minisgl.scheduler.process import SchedulerProcessConfig
+from minisgl.scheduler.process import SchedulerProcessConfig, pack_epoch
 from minisgl.wire.sockets import url_host
 
 
@@ -88,7 +88,7 @@ def plan_epoch(
 def member_pod_specs(options: EngineOptions, message: StartRanks) -> list[ProcessSpec]:
     """Specs of the ranks of a member pod."""
     plans = {rank: f"tcp://*:{options.ports.plans + rank}" for rank in options.identity.ranks(options.pod_index)}
-    return _pod_specs(options, message, plans)
+    return _pod_specs(options, message, plans, epoch=pack_epoch(message.epoch))
 
 
 def _pod_specs(
@@ -96,7 +96,8 @@ def _pod_specs(
     message: StartRanks,
     plans: Mapping[int, str],
     scheduler: SchedulerProcessConfig | None = None,
+    epoch: int | None = None,
 ) -> list[ProcessSpec]:
     engine = msgspec.structs.replace(options.engine, rendezvous=message.rendezvous, nccl_host=message.nccl_host)
     ranks = options.identity.ranks(options.pod_index)
-    return rank_specs(engine, ranks, plans, scheduler, first_device=message.first_device)
+    return rank_specs(engine, ranks, plans, scheduler, first_device=message.first_device, epoch=epoch)

@@ -26,6 +26,7 @@ from minisgl.wire.messages import (
     ToScheduler,
     Welcome,
 )
+from minisgl.wire.receive_limit import ReceiveLimit
 from minisgl.wire.sockets import Codec, WireError, open_socket
 
 logger = logging.getLogger(__name__)
@@ -65,11 +66,12 @@ class Clients:
     ) -> None:
         """Bind `address`; the other arguments are for the answer to a HELLO, see `Welcome`."""
         self._socket = open_socket(context, zmq.ROUTER)
+        self._limit = ReceiveLimit(self._socket) if address.startswith("tcp:") else None
         try:
             self._socket.bind(address)
         except zmq.ZMQError:
             # An open socket would block the termination of its context, and with it the process, forever.
-            self._socket.close()
+            self.close()
             raise
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._codec: Codec[ToScheduler] = Codec(ToScheduler)
@@ -90,9 +92,12 @@ class Clients:
         for _ in range(MAX_MESSAGES_PER_POLL):
             if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 return
-            identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            received = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            if self._limit is not None:
+                self._limit.delivered(received)
+            identity, frames = received[0].bytes, received[1:]
             try:
-                message = self._codec.decode(frames[0] if len(frames) == 1 else b"")
+                message = self._codec.decode(frames[0].buffer if len(frames) == 1 else b"")
             except WireError as error:
                 self._drop_client(identity, identity.hex(), "invalid_message", str(error))
                 continue
@@ -148,6 +153,9 @@ class Clients:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket; sent messages may still leave within `linger_ms`, while the socket's context terminates."""
+        if self._limit is not None:
+            self._limit.close()
+            self._limit = None
         self._socket.close(linger=linger_ms)
 
     def _handle_hello(self, identity: bytes, hello: Hello) -> None:

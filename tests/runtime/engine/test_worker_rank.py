@@ -111,6 +111,45 @@ def test_a_frame_that_is_not_a_plan_is_an_error(context: zmq.Context[Any], sourc
     broadcast.close()
 
 
+_EPOCH = 9 << 40
+
+
+@pytest.fixture
+def reached_by_others(context: zmq.Context[Any]) -> Iterator[PlanReceiver]:
+    """Port of a pod, to which any process that reaches it can connect."""
+    source = PlanReceiver(context, "tcp://127.0.0.1:*", _EPOCH)
+    yield source
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b""],
+        [b"nonsense"],
+        [b"two", b"frames"],
+        [make_plan(0, epoch=_EPOCH + 1).encode()],
+        [make_plan(0, epoch=_EPOCH).encode(), b""],
+    ],
+)
+def test_others_than_rank_0_can_neither_stop_nor_confuse_a_worker_rank(
+    context: zmq.Context[Any], reached_by_others: PlanReceiver, frames: list[bytes]
+) -> None:
+    with context.socket(zmq.PUSH) as other:
+        monitor = other.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        other.connect(reached_by_others.address)
+        other.send_multipart(frames)
+        while not monitor.poll(10):
+            assert reached_by_others.receive(10) is None
+        other.disable_monitor()
+    # Its connection is closed; rank 0 still gets through, and may stop the rank.
+    broadcast = PlanBroadcast(context, [reached_by_others.address])
+    for step in range(3):
+        broadcast.send(make_plan(step, decode=[(0, step)], epoch=_EPOCH).encode())
+    broadcast.close()
+    assert [step for event, step in _follow(reached_by_others).events if event == "launch"] == [0, 1, 2]
+
+
 def test_a_worker_rank_stops_on_request(source: PlanReceiver) -> None:
     stop = threading.Event()
     stop.set()
