@@ -23,13 +23,15 @@ _STOP_LINGER_MS: Final = 2000
 
 
 class PlanBroadcast:
-    """One PUSH socket per worker rank: unlike PUB, it never drops a frame silently."""
+    """One socket per worker rank, which never drops a frame silently."""
 
-    def __init__(self, context: zmq.Context[Any], addresses: Sequence[str]) -> None:
-        """`addresses` of ranks 1, 2, …, where a `PlanReceiver` listens."""
+    def __init__(self, context: zmq.Context[Any], addresses: Sequence[str], token: str = "") -> None:
+        """`addresses` of ranks 1, 2, …, where a `PlanReceiver` with this `token` listens."""
         self._sockets = []
         for address in addresses:
-            socket = open_socket(context, zmq.PUSH, limit=QUEUE_PLANS)
+            socket = open_socket(context, zmq.DEALER, limit=QUEUE_PLANS)
+            if token:
+                socket.setsockopt(zmq.IDENTITY, token.encode())
             socket.connect(address)
             self._sockets.append(socket)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import hmac
 import logging
 import threading
 from collections import deque
@@ -14,8 +14,8 @@ import zmq
 from minisgl.engine.broadcast import QUEUE_PLANS, STOP
 from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine
-from minisgl.wire.plan import PlanError, StepPlan
-from minisgl.wire.receive_limit import NO_SOURCE, ReceiveLimit, source_of
+from minisgl.wire.plan import StepPlan
+from minisgl.wire.receive_limit import ReceiveLimit
 from minisgl.wire.sockets import open_socket
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,11 @@ _NO_PLAN: Final = b"\0"
 class PlanReceiver:
     """Socket on which one worker rank receives plans."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, epoch: int | None = None) -> None:
-        """`epoch`: the one of all plans. On TCP, where others can connect too, a connection belongs to rank 0 once it
-        has sent a plan of this epoch; one that begins with anything else is closed. None: all belong to rank 0."""
-        self._epoch = epoch
-        self._rank0 = NO_SOURCE
-        self._socket = open_socket(context, zmq.PULL, limit=QUEUE_PLANS)
+    def __init__(self, context: zmq.Context[Any], address: str, token: str = "") -> None:
+        """`token`: that of rank 0's `PlanBroadcast`. What others send is ignored, and their connections are closed.
+        Empty: others cannot connect."""
+        self._token = token.encode()
+        self._socket = open_socket(context, zmq.ROUTER, limit=QUEUE_PLANS)
         self._limit = ReceiveLimit(self._socket) if address.startswith("tcp:") else None
         self._socket.bind(address)
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -46,11 +45,15 @@ class PlanReceiver:
         """The next frame; None when none arrives within `timeout_ms`, or it is not from rank 0."""
         if not self._socket.poll(timeout_ms):
             return None
-        frames = self._socket.recv_multipart(copy=False)
+        received = self._socket.recv_multipart(copy=False)
         if self._limit is not None:
-            self._limit.delivered(frames)
-            if self._epoch is not None and not self._is_from_rank0(frames):
-                return None
+            self._limit.delivered(received)
+        sender, *frames = received
+        if self._token and not hmac.compare_digest(sender.bytes, self._token):
+            logger.warning("a connection to the port of step plans was closed: it is not from rank 0")
+            if self._limit is not None:
+                self._limit.refuse(received)
+            return None
         return frames[0].bytes if len(frames) == 1 else _NO_PLAN
 
     def close(self) -> None:
@@ -58,19 +61,6 @@ class PlanReceiver:
             self._limit.close()
             self._limit = None
         self._socket.close()
-
-    def _is_from_rank0(self, frames: list[zmq.Frame]) -> bool:
-        assert self._limit is not None
-        source = source_of(frames)
-        if source == self._rank0 != NO_SOURCE:
-            return True
-        with contextlib.suppress(PlanError):
-            if len(frames) == 1 and StepPlan.decode(frames[0].bytes).epoch == self._epoch:
-                self._rank0 = source
-                return True
-        logger.warning("a connection to the port of step plans was closed: it has sent no plan of this start")
-        self._limit.refuse(source)
-        return False
 
 
 def run_plans(engine: Engine, source: PlanReceiver, *, stop: threading.Event) -> None:
@@ -116,13 +106,13 @@ def run(
     *,
     ready: Callable[[str], None],
     stop: threading.Event,
-    epoch: int | None = None,
+    token: str = "",
 ) -> None:
     """Entry point of a worker rank's process. `ready` is called with the bound address before the engine starts,
-    because rank 0 sends its first plan as soon as its own engine is ready. `epoch`: as in PlanReceiver. Raises as
+    because rank 0 sends its first plan as soon as its own engine is ready. `token`: as in PlanReceiver. Raises as
     `run_plans`."""
     context: zmq.Context[Any] = zmq.Context()
-    source = PlanReceiver(context, address, epoch)
+    source = PlanReceiver(context, address, token)
     try:
         ready(source.address)
         engine = create_engine()

@@ -108,6 +108,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """0: any free port."""
     socket_fd: int | None = None
     """Inherited, bound socket to listen on instead of host and port."""
+    peer_secret: str = ""
+    """Directory with the tokens of the model's pods, of which /status of the control port reports fingerprints."""
     lost_lines_fd: int | None = None
     """Inherited descriptor from which `LostLines` of the launcher are read; None: no launcher writes our lines."""
     tokenizer_addresses: tuple[str, ...]

@@ -24,6 +24,7 @@ from minisgl.frontend.server.listeners import ServerError, bind, bind_all_addres
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.watchdog import watch
 from minisgl.frontend.tokenizers import TokenizerPool
+from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.web_pages import is_loopback
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class FrontendServer:
             self._admin = HttpServer(app, bind_same_host(listener, config.access.admin_port), _ABORT_SECONDS)
         self._control: HttpServer | None = None
         if config.control_port is not None:
-            app = create_control(self._tokenizers, self._start_draining)
+            app = create_control(self._tokenizers, self._start_draining, PeerSecret(config.peer_secret))
             self._control = HttpServer(app, bind_all_addresses(config.control_port), _ABORT_SECONDS)
         self._stopping = False
         self._reject_new_at: float | None = None

@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from minisgl.launcher.listener import listen_on_all
+from minisgl.wire.status import SECRET_HEADER
 from minisgl.wire.web_pages import WebPageError, check_control_request
 
 logger = logging.getLogger(__name__)
@@ -55,14 +56,22 @@ class ControlServer(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, port: int, board: StatusBoard, drain: Callable[[], None]) -> None:
-        """Raises LauncherError `address_unavailable`."""
+    def __init__(
+        self,
+        port: int,
+        board: StatusBoard,
+        drain: Callable[[], None],
+        require_secret: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`require_secret` is called for each request with SECRET_HEADER, as `drain` is. Raises LauncherError
+        `address_unavailable`."""
         listener = listen_on_all("control", port)
         super().__init__(listener.getsockname(), _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.board = board
         self.drain = drain
+        self.require_secret = require_secret
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
 
     def __enter__(self) -> Self:
@@ -119,6 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "/ready":
                 self._send_ready(board.not_ready)
             case "/status" if board.status is not None:
+                if self.headers.get(SECRET_HEADER) == "required":
+                    self.server.require_secret()
                 self._send(200, msgspec.json.encode(board.status))
             case "/status":
                 self._send_ready(board.not_ready)

@@ -89,6 +89,8 @@ def endpoint_groups(
     names: tuple[str, ...],
     directory: Path,
     listener: int,
+    *,
+    peer_secret: str = "",
     **frontend: Any,
 ) -> list[GroupSpec]:
     """Return a group for each tokenizer, and one for a frontend that listens on the descriptor `listener`. Sockets are
@@ -104,6 +106,7 @@ def endpoint_groups(
             continues=options.limits.continues,
             # In a cluster, engines and frontends of a model have the same.
             drain_seconds=options.drain_timeout,
+            peer_secret=peer_secret,
             frontend_address=f"ipc://{directory}/tokenizer{number}",
             name=f"tokenizer{number}",
         )
@@ -113,6 +116,7 @@ def endpoint_groups(
     config = FrontendConfig(
         socket_fd=listener,
         lost_lines_fd=lost_lines,
+        peer_secret=peer_secret,
         tokenizer_addresses=tuple(tokenizer.frontend_address for tokenizer in tokenizers),
         tokenizer=None if options.endpoint.tokenizers else tokenizers[0],
         drain_seconds=options.drain_timeout,

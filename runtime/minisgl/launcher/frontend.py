@@ -12,6 +12,7 @@ from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.options import Port, Seconds, option
 from minisgl.router.config import EngineDiscovery
+from minisgl.wire.peer_secret import SECRET_DIRECTORY, SecretDirectory
 from minisgl.wire.status import CONTROL_PORT, SCHEDULER_PORT
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class FrontendOptions(EndpointOptions, frozen=True, kw_only=True):
     control_port: Annotated[Port, option("TCP port of /live, /ready, /status and /drain, 0 for a free one")] = (
         CONTROL_PORT
     )
+    peer_secret: SecretDirectory = SECRET_DIRECTORY
     leave_timeout: Annotated[
         Seconds,
         option(
@@ -67,6 +69,7 @@ def groups(options: FrontendOptions, directory: Path, listener: int) -> list[Gro
         options.names,
         directory,
         listener,
+        peer_secret=options.peer_secret,
         leave_seconds=options.leave_timeout,
         control_port=options.control_port,
         ready_before_engine=True,

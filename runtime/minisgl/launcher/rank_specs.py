@@ -55,7 +55,7 @@ def rank_specs(
     scheduler: SchedulerProcessConfig | None = None,
     *,
     first_device: int | None = None,
-    epoch: int | None = None,
+    plans_token: str = "",
 ) -> list[ProcessSpec]:
     """Specs of `ranks`, all those of the group that run on one machine or pod.
 
@@ -63,7 +63,7 @@ def rank_specs(
     plans: rank → address on which it receives step plans, for each worker rank in `ranks`.
     scheduler: configuration of rank 0; None: rank 0 runs in the caller's process, and gets no spec.
     first_device: index of the CUDA device of the first of `ranks`, the others follow; None: the rank's number.
-    epoch: that of the plans, for worker ranks whose addresses others can reach; None: only rank 0 can reach them.
+    plans_token: of worker ranks whose addresses others than rank 0 can reach, see `PlanReceiver`.
     """
     specs = []
     for rank, spec in zip(ranks, standby_specs(engine, ranks), strict=True):
@@ -71,7 +71,7 @@ def rank_specs(
         own = msgspec.structs.replace(engine, rank=rank, device_index=device_index)
         config: WorkerRankConfig | SchedulerProcessConfig
         if rank:
-            config = WorkerRankConfig(engine=own, plans=plans[rank], epoch=epoch)
+            config = WorkerRankConfig(engine=own, plans=plans[rank], token=plans_token)
         elif scheduler is not None:
             config = msgspec.structs.replace(scheduler, engine=own)
         else:

@@ -27,8 +27,8 @@ class WorkerRankConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     plans: str
     """Address on which it receives the step plans of rank 0."""
-    epoch: int | None = None
-    """Epoch of these plans, see `PlanReceiver`."""
+    token: str = ""
+    """See `PlanReceiver`."""
 
 
 def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | None = None) -> Engine:
@@ -67,9 +67,14 @@ def checkpoint_grammars(config: EngineConfig) -> GrammarThreads | None:
 
 
 def start_rank0(
-    config: EngineConfig, plans: Sequence[str], progress: Callable[[str, float], None] | None = None
+    config: EngineConfig,
+    plans: Sequence[str],
+    progress: Callable[[str, float], None] | None = None,
+    *,
+    token: str = "",
 ) -> Engine:
-    """Start the engine of rank 0; `plans` are the addresses of the worker ranks, in order. Raises the errors of
+    """Start the engine of rank 0; `plans` are the addresses of the worker ranks, in order, and `token` is that of
+    `PlanBroadcast`. Raises the errors of
     `create_engine`."""
     engine = start_engine(config, progress)
     if not plans:
@@ -78,4 +83,4 @@ def start_rank0(
 
     from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
 
-    return TensorParallelEngine(engine, PlanBroadcast(zmq.Context.instance(), plans))
+    return TensorParallelEngine(engine, PlanBroadcast(zmq.Context.instance(), plans, token))

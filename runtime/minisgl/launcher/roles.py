@@ -43,7 +43,8 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
 
     def create() -> Engine:
         nonlocal stats
-        engine = WatchedEngine(start_rank0(config.engine, config.plan_addresses, EngineProgress(control)))
+        rank = start_rank0(config.engine, config.plan_addresses, EngineProgress(control), token=config.plans_token)
+        engine = WatchedEngine(rank)
         stats = engine.stats
         control.watch_steps(engine, on_cpu=config.engine.device == "cpu")
         return engine
@@ -83,9 +84,7 @@ def worker_rank(raw: msgspec.Raw, control: Control) -> None:
         control.ready()
         return engine
 
-    worker_rank.run(
-        config.plans, create, ready=lambda address: None, stop=threading.Event(), epoch=config.epoch
-    )
+    worker_rank.run(config.plans, create, ready=lambda address: None, stop=threading.Event(), token=config.token)
 
 
 def tokenizer(raw: msgspec.Raw, control: Control) -> None:

@@ -22,7 +22,8 @@ def engine(options: EngineOptions) -> None:
     if os.getpid() == 1:
         run_as_init()
     board, on_line = StatusBoard(), log.writer(options.log.format)
-    with Signals() as signals, ControlServer(options.ports.control, board, signals.request):
+    require = options.secret().require
+    with Signals() as signals, ControlServer(options.ports.control, board, signals.request, require):
         if options.pod_index:
             MemberPod(options, signals, board, on_line).run()
         else:

@@ -12,7 +12,7 @@ from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.replica.messages import Epoch, PodTopology, StartRanks
 from minisgl.replica.options import EngineOptions
 from minisgl.replica.topology import first_devices, on_same_host
-from minisgl.scheduler.process import SchedulerProcessConfig, pack_epoch
+from minisgl.scheduler.process import SchedulerProcessConfig
 from minisgl.wire.sockets import url_host
 
 
@@ -44,9 +44,10 @@ def plan_epoch(
     sockets: Path,
     tokenizer_hashes: dict[str, str],
     try_same_host: bool,
+    plans_token: str,
 ) -> EpochPlan:
     """`topology` is that of pod 0, `members` are pods 1, 2, …; `sockets` is a directory for the sockets inside pod 0.
-    `try_same_host` allows NCCL to treat pods on one node as one machine."""
+    `try_same_host` allows NCCL to treat pods on one node as one machine. `plans_token` is random, for this start."""
     identity, ports = options.identity, options.ports
     pods = [topology, *(member.topology for member in members)]
     same_host = bool(try_same_host and members) and on_same_host(pods, identity.tensor_parallel)
@@ -61,6 +62,7 @@ def plan_epoch(
             rendezvous=rendezvous,
             first_device=first if options.engine.device == "cuda" else None,
             nccl_host=topology.node if same_host else "",
+            plans_token=plans_token,
         )
         for first in first_devices(pods, identity.ranks_per_pod)
     ]
@@ -77,6 +79,9 @@ def plan_epoch(
         model_name=options.model_name,
         replica=identity.replica,
         replica_revision=identity.revision,
+        peer_secret=options.peer_secret,
+        peer_secret_demand=str(options.secret_demand),
+        plans_token=plans_token,
         drains=True,
         tokenizer_hashes=tokenizer_hashes,
         epoch=epoch,
@@ -88,7 +93,7 @@ def plan_epoch(
 def member_pod_specs(options: EngineOptions, message: StartRanks) -> list[ProcessSpec]:
     """Specs of the ranks of a member pod."""
     plans = {rank: f"tcp://*:{options.ports.plans + rank}" for rank in options.identity.ranks(options.pod_index)}
-    return _pod_specs(options, message, plans, epoch=pack_epoch(message.epoch))
+    return _pod_specs(options, message, plans, plans_token=message.plans_token)
 
 
 def _pod_specs(
@@ -96,8 +101,8 @@ def _pod_specs(
     message: StartRanks,
     plans: Mapping[int, str],
     scheduler: SchedulerProcessConfig | None = None,
-    epoch: int | None = None,
+    plans_token: str = "",
 ) -> list[ProcessSpec]:
     engine = msgspec.structs.replace(options.engine, rendezvous=message.rendezvous, nccl_host=message.nccl_host)
     ranks = options.identity.ranks(options.pod_index)
-    return rank_specs(engine, ranks, plans, scheduler, first_device=message.first_device, epoch=epoch)
+    return rank_specs(engine, ranks, plans, scheduler, first_device=message.first_device, plans_token=plans_token)

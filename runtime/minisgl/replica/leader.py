@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import selectors
 import time
 from collections.abc import Callable, Sequence
@@ -59,7 +60,8 @@ class Leader:
         self._board = board
         self._sockets = sockets
         self._on_line = on_line
-        self._pods = MemberPods(options.identity, options.ports.link)
+        self._secret = options.secret()
+        self._pods = MemberPods(options.identity, options.ports.link, self._secret)
         self._restart_log = RestartLog(options.directory / "restarts.json")
         self._last_failure = next(reversed(self._restart_log.failures), None)
         self._oom_kills = count_oom_kills()
@@ -189,6 +191,7 @@ class Leader:
             sockets=self._sockets,
             tokenizer_hashes=self._hashes,
             try_same_host=self._try_same_host,
+            plans_token=secrets.token_hex(16),
         )
         self._same_host = plan.same_host
         return [*plan.local, *self._pods.start(plan.messages)]
@@ -279,6 +282,7 @@ class Leader:
             restarts=sum(time.monotonic() - began < window for began in restarts),
             last_failure=self._last_failure,
             engine_info=self._engine_info,
+            peer_secret=self._secret.fingerprints(),
         )
 
     def _publish(self, status: EngineStatus) -> None:

@@ -149,6 +149,9 @@ class MemberPod:
                 pod_index=options.pod_index,
                 pod=options.pod,
                 topology=own_topology(options.node, options.engine.device),
+                proof=options.secret().proof(
+                    *("join", identity.replica, identity.revision, str(options.pod_index), options.pod)
+                ),
             )
         )
 

@@ -34,7 +34,7 @@ class PodTopology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """First message of a member pod without running ranks. All fields but the last two must match the leader's."""
+    """First message of a member pod without running ranks. All fields but the last three must match the leader's."""
 
     version: int
     replica: Name
@@ -44,6 +44,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     pod_index: int
     pod: Name
     topology: PodTopology = msgspec.field(name="place")
+    proof: Name = ""
+    """Proof of PeerSecret for `join`, replica, revision, index and name of the pod."""
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
@@ -64,6 +66,8 @@ class StartRanks(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     first_device: int | None
     """Index of the CUDA device of the pod's first rank; None on a CPU."""
     nccl_host: Name
+    plans_token: Name = ""
+    """Token of PlanBroadcast and of the PlanReceivers of the pod; it is another one for each start."""
 
 
 class KillRanks(msgspec.Struct, frozen=True, tag="end"):

@@ -12,6 +12,7 @@ from minisgl.config import EngineConfig
 from minisgl.launcher.restarts import Limits
 from minisgl.logging import LogOptions
 from minisgl.options import Seconds, option
+from minisgl.wire.peer_secret import SECRET_DIRECTORY, PeerSecret, SecretDirectory
 from minisgl.wire.status import CONTROL_PORT, LINK_PORT, PLANS_PORT, RENDEZVOUS_PORT, SCHEDULER_PORT
 
 PodPort = Annotated[int, Meta(ge=1, le=65535)]
@@ -75,6 +76,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     )
     leader: Annotated[str, option("host of pod 0", default="REPLICA-0.PEER_DOMAIN", metavar="HOST")] = ""
     ports: Ports = Ports()
+    peer_secret: SecretDirectory = SECRET_DIRECTORY
     limits: Limits
     drain_timeout: Annotated[
         Seconds,
@@ -91,3 +93,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Path, option("directory for the pod's restarts; must outlive the container", metavar="DIR")
     ] = msgspec.field(default=Path("/run/minisgl"), name="state_directory")
     log: LogOptions = LogOptions()
+
+    @property
+    def secret_demand(self) -> Path:
+        """File whose age tells the processes of the pod whether the secret is required, see PeerSecret."""
+        return self.directory / "peer-secret-required"
+
+    def secret(self) -> PeerSecret:
+        return PeerSecret(self.peer_secret, self.secret_demand)

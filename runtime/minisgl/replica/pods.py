@@ -14,6 +14,7 @@ from minisgl.replica import messages
 from minisgl.replica.link import Link, LinkClosed
 from minisgl.replica.options import ReplicaIdentity
 from minisgl.replica.remote_rank import RemoteRank
+from minisgl.wire.peer_secret import PeerSecret
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +54,10 @@ class JoinedPod:
 class MemberPods:
     """Listens on the link port. Everything happens in callbacks of the selector that was passed to `watch` last."""
 
-    def __init__(self, identity: ReplicaIdentity, port: int) -> None:
+    def __init__(self, identity: ReplicaIdentity, port: int, secret: PeerSecret) -> None:
         """Raises LauncherError `address_unavailable`."""
         self._identity = identity
+        self._secret = secret
         self.joined: dict[int, JoinedPod] = {}
         """Pod index → pod."""
         self._links: dict[LeaderLink, JoinedPod | None] = {}
@@ -155,7 +157,11 @@ class MemberPods:
                     rank.update(message)
 
     def _join(self, link: LeaderLink, join: messages.Join) -> None:
-        problem = _join_problem(join, self._identity)
+        greeting = ("join", join.replica, join.revision, str(join.pod_index), join.pod)
+        if self._secret.refuses(join.proof, *greeting):
+            problem = "it does not know the secret of the model's pods"
+        else:
+            problem = _join_problem(join, self._identity)
         if problem:
             logger.warning("pod %s cannot join: %s", join.pod, problem)
             link.send(messages.Rejected(problem))

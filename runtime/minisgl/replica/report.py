@@ -37,6 +37,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     last_failure: Failure | None = None
     engine_info: EngineInfo | None = None
+    peer_secret: dict[str, str] = {}
+    """Fingerprints of the tokens that the pod knows, see PeerSecret."""
 
 
 def pod_name(options: EngineOptions, pods: Mapping[int, PodInfo], rank: int) -> str:
@@ -147,6 +149,7 @@ def _status(
         max_restarts=options.limits.max_restarts,
         last_failure=info.last_failure,
         card=info.engine_info,
+        peer_secret=info.peer_secret,
     )
 
 

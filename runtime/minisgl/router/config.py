@@ -46,5 +46,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest drain of an engine; 0: unknown. Requests of one that ends earlier may wait for the rest of it."""
     frontend_address: str
     """Bound by the frontend for this worker alone."""
+    peer_secret: str = ""
+    """Directory with the tokens of the model's pods, see PeerSecret; empty: none."""
     name: str = "tokenizer0"
     """Name of this client in the scheduler's log."""

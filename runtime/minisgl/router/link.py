@@ -32,6 +32,8 @@ class Link:
         self._backlog: deque[bytes] = deque()
         self._lost = False
         self._socket: Any = None
+        self.identity = b""
+        """Of this connection."""
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -39,7 +41,8 @@ class Link:
         can reach the next one."""
         self.close()
         self._socket = open_socket(self._context, zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, b"t" + secrets.token_bytes(16))
+        self.identity = b"t" + secrets.token_bytes(16)
+        self._socket.setsockopt(zmq.IDENTITY, self.identity)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(self._address)

@@ -38,6 +38,7 @@ from minisgl.wire.messages import (
     Tokens,
     Welcome,
 )
+from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.sockets import Codec, WireError
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
@@ -105,6 +106,7 @@ class Router:
         self._flushes = CacheFlushes(send_to_frontend)
         self._codec: Codec[FromScheduler] = Codec(FromScheduler)
         self._name = config.name
+        self._secret = PeerSecret(config.peer_secret)
         self._greeted: dict[str, int] = {}
         """Wire version of the last greeting, by address."""
         self._loader = ThreadPoolExecutor(1, "tokenizer-files")
@@ -239,7 +241,8 @@ class Router:
 
     def _greet(self, address: str, version: int) -> None:
         self._greeted[address] = version
-        self._links[address].send(Hello(version, self._name))
+        link = self._links[address]
+        link.send(Hello(version, self._name, self._secret.proof("scheduler", link.identity.hex())))
 
     def _send(self, address: str, message: Submit | Abort | EndDrain) -> None:
         if isinstance(message, EndDrain):

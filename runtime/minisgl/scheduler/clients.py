@@ -26,6 +26,7 @@ from minisgl.wire.messages import (
     ToScheduler,
     Welcome,
 )
+from minisgl.wire.peer_secret import NO_SECRET, PeerSecret
 from minisgl.wire.receive_limit import ReceiveLimit
 from minisgl.wire.sockets import Codec, WireError, open_socket
 
@@ -63,8 +64,11 @@ class Clients:
         replica: str = "",
         revision: str = "",
         features: tuple[str, ...] = (),
+        secret: PeerSecret = NO_SECRET,
     ) -> None:
-        """Bind `address`; the other arguments are for the answer to a HELLO, see `Welcome`."""
+        """Bind `address`. `secret`: connections whose HELLO it refuses are closed. The other arguments are for the
+        answer to a HELLO, see `Welcome`."""
+        self._secret = secret
         self._socket = open_socket(context, zmq.ROUTER)
         self._limit = ReceiveLimit(self._socket) if address.startswith("tcp:") else None
         try:
@@ -102,7 +106,10 @@ class Clients:
                 self._drop_client(identity, identity.hex(), "invalid_message", str(error))
                 continue
             if isinstance(message, Hello):
-                self._handle_hello(identity, message)
+                if self._secret.refuses(message.proof, "scheduler", identity.hex()):
+                    self._refuse(received, message.client)
+                else:
+                    self._handle_hello(identity, message)
             elif (client := self._by_identity.get(identity)) is not None:
                 yield client.number, message
 
@@ -157,6 +164,11 @@ class Clients:
             self._limit.close()
             self._limit = None
         self._socket.close(linger=linger_ms)
+
+    def _refuse(self, received: list[zmq.Frame], name: str) -> None:
+        logger.warning("client %s refused: it does not know the secret of the model's pods", name[:80])
+        if self._limit is not None:
+            self._limit.refuse(received)
 
     def _handle_hello(self, identity: bytes, hello: Hello) -> None:
         if hello.version not in (WIRE_VERSION, WIRE_VERSION - 1):

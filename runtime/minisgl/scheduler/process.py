@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
 from minisgl.wire.messages import END_DRAIN, GRAMMAR, Failed, ModelCard
+from minisgl.wire.peer_secret import PeerSecret
 
 _LAST_ANSWERS_MS: Final = 2000
 """Time for the last messages of a drained scheduler to leave."""
@@ -35,6 +37,12 @@ class SchedulerProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     replica: str = ""
     replica_revision: str = ""
     """Revision of the replica, see `Welcome.revision`."""
+    peer_secret: str = ""
+    """Directory with the tokens of the model's pods, see PeerSecret; empty: none."""
+    peer_secret_demand: str = ""
+    """File whose age shows whether the launcher requires them; used with a directory."""
+    plans_token: str = ""
+    """Token of the connections to worker ranks; empty: only rank 0 can reach them."""
     drains: bool = False
     """SIGTERM makes the process drain instead of stop."""
     tokenizer_hashes: dict[str, str] = {}
@@ -100,6 +108,7 @@ def run(
             replica=config.replica,
             revision=config.replica_revision,
             features=tuple(name for name, is_known in features.items() if is_known),
+            secret=PeerSecret(config.peer_secret, Path(config.peer_secret_demand)),
         )
         linger_ms = 0
         try:

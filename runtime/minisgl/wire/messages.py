@@ -190,6 +190,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     version: int
     client: str
+    proof: str = ""
+    """Proof of PeerSecret for `scheduler` and the client's ZMQ identity in hexadecimal digits."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

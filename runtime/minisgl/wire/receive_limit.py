@@ -7,13 +7,15 @@ number. So the kernel's count of the bytes of each connection is compared with w
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
+import stat
 import struct
 import threading
 import time
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -32,9 +34,6 @@ _HEARTBEAT_BYTES: Final = 64
 """Most bytes of heartbeats in a second."""
 _BYTES_RECEIVED: Final = 128
 """Offset of `tcpi_bytes_received` in `struct tcp_info` of linux/tcp.h."""
-Source: TypeAlias = tuple[int, int]
-"""Descriptor and inode of a connection: descriptors are used again."""
-NO_SOURCE: Final[Source] = (-1, 0)
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
 
@@ -52,15 +51,16 @@ class ReceiveLimit:
 
     def delivered(self, frames: list[zmq.Frame]) -> None:
         """Count a message that was received from the socket with its frames."""
-        connection = self._connections.get(source_of(frames)[0])
+        connection = self._connections.get(_descriptor(frames))
         if connection is not None:
             connection.delivered += sum(len(frame) + _FRAME_BYTES for frame in frames)
 
-    def refuse(self, source: Source) -> None:
-        """Close a connection that has sent what it must not."""
-        connection = self._connections.get(source[0])
-        if connection is not None:
-            connection.close()
+    def refuse(self, frames: list[zmq.Frame]) -> None:
+        """Close the connection on which a message has arrived that nobody may send."""
+        descriptor = _descriptor(frames)
+        # The thread may not have read yet that it was accepted.
+        with contextlib.suppress(OSError):
+            (self._connections.get(descriptor) or _Connection(descriptor)).close()
 
     def close(self) -> None:
         self._socket.disable_monitor()
@@ -106,8 +106,11 @@ class _Connection:
 
     def __init__(self, descriptor: int) -> None:
         """Raises OSError."""
+        found = os.fstat(descriptor)
+        if not stat.S_ISSOCK(found.st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
         self._descriptor = descriptor
-        self._inode = os.fstat(descriptor).st_ino
+        self._inode = found.st_ino
         self._last = time.monotonic()
         self.delivered = 0
         """Bytes of messages that were received, and of heartbeats."""
@@ -146,10 +149,9 @@ class _Connection:
         return socket.socket(fileno=copy)
 
 
-def source_of(frames: list[zmq.Frame]) -> Source:
-    """Connection on which a message arrived; NO_SOURCE if it was closed since, or is none of this kind."""
+def _descriptor(frames: list[zmq.Frame]) -> int:
+    """Descriptor of the connection on which a message arrived; -1 for one without. It may be closed since."""
     try:
-        descriptor = int(frames[-1].get(zmq.SRCFD))
-        return descriptor, os.fstat(descriptor).st_ino
-    except (zmq.ZMQError, OSError):
-        return NO_SOURCE
+        return int(frames[-1].get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1

@@ -26,6 +26,9 @@ PLANS_PORT: Final = 5560
 SERVING_HEADER: Final = "x-minisgl-serving"
 """Request header with which the operator tells a frontend whether its model shall serve: `true`, or `false` for one
 that is suspended or has no replicas and no autoscaling."""
+SECRET_HEADER: Final = "x-minisgl-peer-secret"
+"""Request header with which the operator tells an engine that all pods of its model know a common token: with the value
+`required`, it refuses others for the next two minutes."""
 WAIT_PARAMETER: Final = "wait"
 """Query parameter of a frontend's `/status`: seconds to wait for a held request before the answer."""
 MAX_WAIT_SECONDS: Final = 30.0
@@ -117,6 +120,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     last_failure: Failure | None
     card: EngineInfo | None
     """Served model; None until the replica has been ready once."""
+    peer_secret: dict[str, str] = {}
+    """Fingerprints of the tokens that the pod knows, see `wire.peer_secret.PeerSecret.fingerprints`."""
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +164,8 @@ class FrontendStatus(msgspec.Struct, frozen=True, kw_only=True, tag="frontend", 
     idle_seconds: float | None = None
     """Seconds since the last generation request ended, or since the start if there was none; 0 while one is in
     progress. None: not reported."""
+    peer_secret: dict[str, str] = {}
+    """As in EngineStatus."""
 
 
 class FetchStatus(msgspec.Struct, frozen=True, kw_only=True):

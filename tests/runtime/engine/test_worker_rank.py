@@ -111,13 +111,13 @@ def test_a_frame_that_is_not_a_plan_is_an_error(context: zmq.Context[Any], sourc
     broadcast.close()
 
 
-_EPOCH = 9 << 40
+_TOKEN = "5e9f0a77c1"
 
 
 @pytest.fixture
 def reached_by_others(context: zmq.Context[Any]) -> Iterator[PlanReceiver]:
     """Port of a pod, to which any process that reaches it can connect."""
-    source = PlanReceiver(context, "tcp://127.0.0.1:*", _EPOCH)
+    source = PlanReceiver(context, "tcp://127.0.0.1:*", _TOKEN)
     yield source
     source.close()
 
@@ -128,14 +128,15 @@ def reached_by_others(context: zmq.Context[Any]) -> Iterator[PlanReceiver]:
         [b""],
         [b"nonsense"],
         [b"two", b"frames"],
-        [make_plan(0, epoch=_EPOCH + 1).encode()],
-        [make_plan(0, epoch=_EPOCH).encode(), b""],
+        [make_plan(0).encode()],
+        [_TOKEN.encode(), b""],
+        [_TOKEN[:-1].encode()],
     ],
 )
 def test_others_than_rank_0_can_neither_stop_nor_confuse_a_worker_rank(
     context: zmq.Context[Any], reached_by_others: PlanReceiver, frames: list[bytes]
 ) -> None:
-    with context.socket(zmq.PUSH) as other:
+    with context.socket(zmq.DEALER) as other:
         monitor = other.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         other.connect(reached_by_others.address)
         other.send_multipart(frames)
@@ -143,9 +144,9 @@ def test_others_than_rank_0_can_neither_stop_nor_confuse_a_worker_rank(
             assert reached_by_others.receive(10) is None
         other.disable_monitor()
     # Its connection is closed; rank 0 still gets through, and may stop the rank.
-    broadcast = PlanBroadcast(context, [reached_by_others.address])
+    broadcast = PlanBroadcast(context, [reached_by_others.address], _TOKEN)
     for step in range(3):
-        broadcast.send(make_plan(step, decode=[(0, step)], epoch=_EPOCH).encode())
+        broadcast.send(make_plan(step, decode=[(0, step)]).encode())
     broadcast.close()
     assert [step for event, step in _follow(reached_by_others).events if event == "launch"] == [0, 1, 2]
 

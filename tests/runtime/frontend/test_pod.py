@@ -133,6 +133,7 @@ def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
         "draining": False,
         "held": 0,
         "running": 0,
+        "peer_secret": {},
     }
     assert replica == {
         "replica": "chat-r0",
@@ -206,6 +207,8 @@ class InThread:
         leave_seconds: float = 0.5,
         queue_seconds: float = 60.0,
     ) -> None:
+        (path / "peers").mkdir()
+        (path / "peers" / "a").write_text("1.s3cret")
         self.pods = Pods()
         self.pod = self.pods.start(0, write_directory(path / "model", TOKENIZER, chat_template=CHATML), answer)
         engines = EngineDiscovery(
@@ -219,6 +222,7 @@ class InThread:
             FrontendConfig(
                 port=0,
                 control_port=0,
+                peer_secret=str(path / "peers"),
                 tokenizer_addresses=(tokenizer.frontend_address,),
                 tokenizer=tokenizer,
                 leave_seconds=leave_seconds,
@@ -297,6 +301,7 @@ def _lost_lines(url: str) -> float:
 
 def test_drain_by_http_keeps_running_requests(tmp_path: Path) -> None:
     server = InThread(tmp_path, saying("xyz"))
+    assert server.control.get("/status").json()["peer_secret"]["a"].startswith("1.")
     assert server.control.get("/drain").status_code == 202
     assert server.control.post("/drain").json() == {"draining": True}
     assert server.control.get("/ready").json() == {"ready": False, "reason": "the server is shutting down"}

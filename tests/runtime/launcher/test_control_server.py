@@ -14,6 +14,7 @@ import pytest
 
 from minisgl.launcher.control_server import ControlServer, StatusBoard
 from minisgl.launcher.errors import LauncherError
+from minisgl.wire.status import SECRET_HEADER
 from support.launcher.ports import free_port
 
 
@@ -26,6 +27,7 @@ class Served:
         self.port = port
         self.board = StatusBoard()
         self.drains: list[None] = []
+        self.demands: list[None] = []
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method, headers=headers)
@@ -39,7 +41,8 @@ class Served:
 @pytest.fixture
 def served() -> Iterator[Served]:
     served = Served(free_port())
-    with ControlServer(served.port, served.board, lambda: served.drains.append(None)):
+    drain, require = (lambda: served.drains.append(None)), (lambda: served.demands.append(None))
+    with ControlServer(served.port, served.board, drain, require):
         yield served
 
 
@@ -53,6 +56,15 @@ def test_probes_report_what_is_on_the_board(served: Served) -> None:
     assert served.get("/ready") == (503, b'{"ready":false,"reason":"Loading: rank 1: weights 40%"}')
     served.board.publish(_Body("Ready"), "")
     assert served.get("/ready?verbose") == (200, b'{"ready":true,"reason":""}')
+
+
+def test_the_operator_demands_the_secret_of_the_pods_with_a_header(served: Served) -> None:
+    served.board.publish(_Body("Ready"), "")
+    for headers in ({}, {SECRET_HEADER: "a word of a later version"}):
+        served.get("/status", **headers)
+    assert not served.demands
+    assert served.get("/status", **{SECRET_HEADER: "required"}) == (200, b'{"phase":"Ready"}')
+    assert len(served.demands) == 1
 
 
 def test_a_launcher_whose_main_thread_hangs_is_not_live(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,7 @@ def _plan(options: EngineOptions, members: list[MemberAddress], **changes: Any) 
         "sockets": Path("/tmp/s"),
         "tokenizer_hashes": {"tokenizer.json": "00"},
         "try_same_host": True,
+        "plans_token": "5e9f0a77",
     }
     return plan_epoch(options, (7, 3), members=members, **(facts | changes))
 
@@ -240,6 +241,9 @@ def test_ranks_of_an_epoch_differ_only_in_rank_device_and_plan_address() -> None
     assert scheduler.plan_addresses == ("ipc:///tmp/s/plans1", "tcp://[fd00::2]:5562", "tcp://[fd00::2]:5563")
     assert [rank.config.plans for rank in ranks[1:]] == ["ipc:///tmp/s/plans1", "tcp://*:5562", "tcp://*:5563"]
     assert (scheduler.epoch, scheduler.replica, scheduler.replica_revision) == ((7, 3), "m-r0", "a")
+    # Others can reach the ports of the member pod only.
+    assert scheduler.plans_token == "5e9f0a77"
+    assert [rank.config.token for rank in ranks[1:]] == ["", "5e9f0a77", "5e9f0a77"]
 
 
 def test_nccl_finds_hosts_itself_when_pods_are_apart_or_one_host_has_failed() -> None:

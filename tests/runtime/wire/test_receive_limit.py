@@ -88,3 +88,17 @@ def test_many_messages_that_are_received_do_not_reach_the_limit(
     assert not closed.poll(300)
     peer.disable_monitor()
     peer.close()
+
+
+def test_a_connection_is_refused_before_the_thread_has_read_that_it_was_accepted(
+    context: zmq.Context[Any], limited: tuple[Any, ReceiveLimit, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, limit, address = limited
+    monkeypatch.setattr(ReceiveLimit, "_add", lambda *_: None)
+    with open_socket(context, zmq.DEALER) as dealer:
+        closed = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        dealer.connect(address)
+        dealer.send(b"greeting")
+        limit.refuse(router.recv_multipart(copy=False))
+        assert closed.poll(WAIT_MS)
+        dealer.disable_monitor()

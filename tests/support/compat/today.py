@@ -44,6 +44,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "to_scheduler": _paths(
             ("submit.", "stream remaining_ms grammar thinking allowed_token_ids bad_words logprob_token_ids tenant"),
             ("submit.thinking.", "start end is_open budget"),
+            ("hello.", "proof"),
             ("end_drain", ""),
         ),
         "to_tokenizer": _paths(
@@ -66,14 +67,17 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
             ("tokens.", "preemptions"),
             ("welcome.", "features"),
         ),
-        "to_leader": _paths(("progress.", "hangs")),
+        "to_leader": _paths(("progress.", "hangs"), ("join.", "proof")),
+        "from_leader": _paths(("begin.", "plans_token")),
         "to_child": _paths(("start.", "heartbeats")),
         "from_child": _paths(
             ("heartbeat", " .step_age"),
             ("ready.", "attention data_types"),
             ("ready.data_types.", "kv_cache weights"),
         ),
-        "engine_status": _paths(("engine.", "attention data_types"), ("engine.data_types.", "kv_cache weights")),
+        "engine_status": _paths(
+            ("engine.", "attention data_types peer_secret"), ("engine.data_types.", "kv_cache weights")
+        ),
         "fetch_status": _paths((".", "needed_bytes free_bytes")),
         "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
@@ -95,7 +99,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
 """Version → family → paths of fields and message types, as in `Family.schema`, that the version does not know. It must
 be able to read messages with such fields, and gets messages of such types only when it has said that it knows them."""
 
-_NEW_IN_FRONTEND_STATUS: Final = frozenset({"held", "running", "idle_seconds"})
+_NEW_IN_FRONTEND_STATUS: Final = frozenset({"held", "running", "idle_seconds", "peer_secret"})
 _NEW_IN_REPLICA_VIEWS: Final = frozenset({"queue_ms", "kv_usage"})
 """Fields of a frontend's /status that version 0.1.0 does not know. Its operator reads the body as a dictionary and
 ignores them."""

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.tokenizers import TokenizerPool
+from minisgl.wire.peer_secret import NO_SECRET, PeerSecret
 from minisgl.wire.status import MAX_WAIT_SECONDS, SERVING_HEADER, WAIT_PARAMETER, FrontendStatus
 from minisgl.wire.web_pages import WebPageError, check_control_request
 
@@ -27,8 +28,8 @@ POD_NAME: Final = "MINISGL_POD_NAME"
 """Environment variable that a cluster sets."""
 
 
-def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGIApp:
-    """`drain` is called for each request to /drain."""
+def create_control(tokenizers: TokenizerPool, drain: Callable[[], None], secret: PeerSecret = NO_SECRET) -> ASGIApp:
+    """`drain` is called for each request to /drain. `secret`: the one of the model's pods."""
 
     async def live(_: Request) -> Response:
         """Respond while the event loop runs, which does all the work. A lost or busy engine is no reason to be
@@ -54,6 +55,7 @@ def create_control(tokenizers: TokenizerPool, drain: Callable[[], None]) -> ASGI
                 held=tokenizers.num_held,
                 running=tokenizers.requests.running,
                 idle_seconds=round(tokenizers.requests.idle_seconds(asyncio.get_running_loop().time()), 3),
+                peer_secret=secret.fingerprints(),
             )
         )
 

@@ -1,0 +1,67 @@
+"""Pods that join a replica whose pods share a secret."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from minisgl.replica.messages import LINK_VERSION, Accepted, FromLeader, Join, PodTopology, Rejected, from_leader
+from minisgl.replica.options import ReplicaIdentity
+from minisgl.replica.pods import MemberPods
+from minisgl.wire.peer_secret import PeerSecret
+from support.launcher.ports import free_port
+
+IDENTITY = ReplicaIdentity(replica="r", revision="a", tensor_parallel=2, ranks_per_pod=1)
+PORT = free_port()
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> PeerSecret:
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "a").write_text("1.s3cret\n")
+    secret = PeerSecret(str(tmp_path / "peers"), tmp_path / "required")
+    secret.require()
+    return secret
+
+
+@pytest.fixture
+def pods(secret: PeerSecret) -> Iterator[MemberPods]:
+    pods = MemberPods(IDENTITY, PORT, secret)
+    yield pods
+    pods.close()
+
+
+def answer(pods: MemberPods, proof: str) -> FromLeader:
+    """The leader's answer to pod 1, which joins with this proof."""
+    topology = PodTopology(node="n", devices=(), shm_device=-1)
+    identity = msgspec.structs.asdict(IDENTITY)
+    join = Join(version=LINK_VERSION, **identity, pod_index=1, pod="r-1", topology=topology, proof=proof)
+    with selectors.DefaultSelector() as selector, socket.create_connection(("127.0.0.1", PORT), 60) as connection:
+        pods.watch(selector)
+        connection.sendall(msgspec.json.encode(join) + b"\n")
+        selector.register(connection, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is connection:
+                    return from_leader.decode(connection.recv(65536).partition(b"\n")[0])
+                key.data()
+
+
+def test_a_pod_that_knows_the_secret_joins(pods: MemberPods, secret: PeerSecret) -> None:
+    assert isinstance(answer(pods, secret.proof("join", "r", "a", "1", "r-1")), Accepted)
+    assert list(pods.joined) == [1]
+
+
+@pytest.mark.parametrize("words", [(), ("join", "r", "a", "2", "r-1"), ("scheduler", "r", "a", "1", "r-1")])
+def test_a_pod_without_a_proof_of_its_own_is_turned_away(
+    pods: MemberPods, secret: PeerSecret, words: tuple[str, ...]
+) -> None:
+    refusal = answer(pods, secret.proof(*words) if words else "")
+    assert isinstance(refusal, Rejected)
+    assert "secret" in refusal.message
+    assert pods.joined == {}

@@ -1,0 +1,78 @@
+"""A worker that greets a scheduler whose pods share a secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from minisgl.router.link import Link
+from minisgl.scheduler.clients import Clients
+from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Welcome
+from minisgl.wire.peer_secret import PeerSecret
+from minisgl.wire.sockets import Codec
+
+CARD = ModelCard(name="m", revision="", max_model_len=8, vocab_size=8, eos_token_ids=(), tokenizer_hashes={})
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> PeerSecret:
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "a").write_text("1.s3cret\n")
+    secret = PeerSecret(str(tmp_path / "peers"), tmp_path / "required")
+    secret.require()
+    return secret
+
+
+@pytest.fixture
+def clients(secret: PeerSecret) -> Iterator[Clients]:
+    context: zmq.Context[Any] = zmq.Context()
+    clients = Clients(context, "tcp://127.0.0.1:*", CARD, (0, 0), secret=secret)
+    yield clients
+    clients.close()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def link(clients: Clients) -> Iterator[Link]:
+    context: zmq.Context[Any] = zmq.Context()
+    link = Link(context, clients.address)
+    yield link
+    link.close()
+    context.destroy(linger=0)
+
+
+def is_welcome(clients: Clients, link: Link, proof: str) -> bool:
+    """Whether the greeting with this proof is answered; False: its connection was closed."""
+    link.send(Hello(WIRE_VERSION, "worker", proof))
+    while True:
+        assert not list(clients.receive(10))
+        poller = zmq.Poller()
+        link.register(poller)
+        frames = link.receive(dict(poller.poll(10)))
+        if frames:
+            return isinstance(Codec[FromScheduler](FromScheduler).decode(frames[0]), Welcome)
+        if link.take_lost():
+            return False
+
+
+def test_a_worker_that_knows_the_secret_is_welcome(clients: Clients, link: Link, secret: PeerSecret) -> None:
+    assert is_welcome(clients, link, secret.proof("scheduler", link.identity.hex()))
+
+
+def test_a_greeting_without_a_proof_is_closed(clients: Clients, link: Link) -> None:
+    assert not is_welcome(clients, link, "")
+
+
+def test_a_proof_serves_one_connection(clients: Clients, link: Link, secret: PeerSecret) -> None:
+    proof = secret.proof("scheduler", link.identity.hex())
+    link.reconnect()
+    assert not is_welcome(clients, link, proof)
+
+
+def test_until_the_secret_is_required_all_are_welcome(clients: Clients, link: Link, tmp_path: Path) -> None:
+    (tmp_path / "required").unlink()
+    assert is_welcome(clients, link, "")
