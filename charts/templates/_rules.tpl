@@ -34,6 +34,10 @@
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
+# Tokens by which the pods of a model know one another. They can be written, and not be read.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, update]
 # Deleted are pods on lost nodes, which do not terminate, and those of a failed replica for its next attempt.
 - apiGroups: [""]
   resources: [pods]

@@ -33,6 +33,7 @@ from minisgl_operator.facts.history import History
 from minisgl_operator.facts.load import load_of
 from minisgl_operator.facts.lost_nodes import Ending, ending
 from minisgl_operator.facts.observed import DryRun, Observed
+from minisgl_operator.facts.peer_secret import PeerSecret, peer_secret_of
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
 from minisgl_operator.facts.progress import Progress, progress_of
@@ -239,6 +240,10 @@ class Facts:
             return None
         old = any(replica.has_old_template for replica in self.replicas)
         return seconds_until_surge_ends(self.replicas, self.now) if old else None
+
+    @cached_property
+    def peer_secret(self) -> PeerSecret:
+        return peer_secret_of(self.observed)
 
     @cached_property
     def routing(self) -> Routing:

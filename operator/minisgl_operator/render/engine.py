@@ -6,7 +6,7 @@ from typing import Any
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import EngineSpec, InferenceModel, Parallelism, Recovery
-from minisgl_operator.render import model_files, names, pods, single_node, templates
+from minisgl_operator.render import model_files, names, peer_secret, pods, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
@@ -149,6 +149,7 @@ def _container(model: InferenceModel, defaults: Defaults, replica: str) -> dict[
             pods.mount(model_files.volume(model), model_files.MODELS_DIRECTORY, read_only=True),
             {"name": "shm", "mountPath": "/dev/shm"},
             pods.TMP_MOUNT,
+            pods.mount(peer_secret.volume(model.name), peer_secret.DIRECTORY, read_only=True),
         ],
     }
 
@@ -184,4 +185,10 @@ def _volumes(model: InferenceModel) -> list[dict[str, Any]]:
     # Ranks in separate pods can use NVLink only if their /dev/shm is on one device, such as the node's disk; each tmpfs
     # is a device of its own. With one pod for each rank, nothing large is written there.
     shared = {"medium": "Memory", **size} if shm_in_memory(engine, model.spec.parallelism) else size
-    return [pods.RUN, model_files.volume(model), {"name": "shm", "emptyDir": shared}, pods.TMP]
+    return [
+        pods.RUN,
+        model_files.volume(model),
+        {"name": "shm", "emptyDir": shared},
+        pods.TMP,
+        peer_secret.volume(model.name),
+    ]

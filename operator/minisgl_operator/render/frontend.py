@@ -7,7 +7,7 @@ from typing import Any, Final
 from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, SCHEDULER_PORT
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import FrontendSpec, InferenceModel
-from minisgl_operator.render import names, pods, templates
+from minisgl_operator.render import names, peer_secret, pods, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports, service_ports
@@ -89,7 +89,9 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         *(() if frontend.leave_seconds == _LEAVE_SECONDS else ("--leave-timeout", str(frontend.leave_seconds))),
         *("--served-model-name", *model.served_names),
     ]
-    mounts, volumes = [pods.RUN_MOUNT, pods.TMP_MOUNT], [pods.RUN, pods.TMP]
+    peers = peer_secret.volume(model.name)
+    volumes = [pods.RUN, pods.TMP, peers]
+    mounts = [pods.RUN_MOUNT, pods.TMP_MOUNT, pods.mount(peers, peer_secret.DIRECTORY, read_only=True)]
     if frontend.auth is not None:
         keys = frontend.auth.api_keys_secret_ref
         arguments += ["--api-keys", f"{_KEYS_DIRECTORY}/keys"]

@@ -51,8 +51,13 @@ FETCH: Final = "fetch"
 REVISION: Final = "revision"
 """Component of ControllerRevisions. Those of StatefulSets have the labels of pods."""
 
+PEERS: Final = "peers"
+"""Component of the Secrets by which the pods of a model know one another."""
+
 KEYS_VOLUME: Final = "keys"
 """Volume of a frontend with its API keys."""
+PEERS_VOLUME: Final = "minisgl-peers"
+"""Volume of engines and frontends with the tokens of the model's pods."""
 
 SERVICE_PORT: Final = 80
 """Port of a model's Service; `minisgl.wire.status` has the ports inside the pods."""
@@ -92,6 +97,11 @@ def frontend(model: str) -> str:
 def budget(model: str, component: str) -> str:
     """Name of the PodDisruptionBudget of the model's engines or frontends."""
     return f"{model}-{component}"
+
+
+def peers(model: str, slot: str) -> str:
+    """Name of the Secret with one of the two tokens that the model's pods know."""
+    return f"{model}-peers-{slot}"
 
 
 def cache(model: str) -> str:

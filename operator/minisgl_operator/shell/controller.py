@@ -21,6 +21,7 @@ from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.events import Recorder
 from minisgl_operator.shell.health import Health, LoopLag
 from minisgl_operator.shell.nodes import NodeWatch
+from minisgl_operator.shell.peer_tokens import PeerTokens
 from minisgl_operator.shell.permissions import missing_permissions
 from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober, pod_address
@@ -79,6 +80,7 @@ class Controller:
             nodes=self._nodes,
             pod_events=PodEvents(client),
             recorder=self._recorder,
+            peer_tokens=PeerTokens(client),
             upgrades=Upgrades(config.defaults.models.rollout, self.store.models, self.queue.add),
             defaults=config.defaults,
         )

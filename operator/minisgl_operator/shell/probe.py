@@ -1,7 +1,8 @@
 """Status probes: GET /status of leaders, frontends and running fetch pods.
 
 The last report of each pod is kept. Only a changed report queues the model; fields that change all the time (running
-requests, seconds of silence) do not count. Each request tells a frontend whether its model takes requests.
+requests, seconds of silence) do not count. Each request tells a frontend whether its model takes requests, and an
+engine whether it shall refuse whoever cannot prove to be a pod of its model.
 
 A frontend of a model that the next request starts answers later: when a request comes, or after `_WAIT_SECONDS`. These
 long polls have their own connections, as there may be many, and each lasts.
@@ -18,7 +19,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from minisgl.wire.status import CONTROL_PORT, SERVING_HEADER, WAIT_PARAMETER
+from minisgl.wire.status import CONTROL_PORT, SECRET_HEADER, SERVING_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.observed import Report, Unreachable
 from minisgl_operator.facts.pods import component, serves_status
@@ -73,6 +74,7 @@ class Prober:
         on_request: Callable[[ModelKey], None] | None = None,
     ) -> None:
         self.reports: dict[str, Report | Unreachable] = {}
+        self._secret_required: set[ModelKey] = set()
         self._store = store
         self._on_change = on_change
         self._on_request = on_request or on_change
@@ -83,6 +85,13 @@ class Prober:
         self._probed_at: dict[str, float] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT)
         self._long_polls: dict[str, asyncio.Task[None]] = {}
+
+    def require_secret(self, key: ModelKey, required: bool) -> None:
+        """Tell the model's engines from now on whether all of its pods know a common token."""
+        if required:
+            self._secret_required.add(key)
+        else:
+            self._secret_required.discard(key)
 
     async def run(self) -> None:
         """Probe every pod every `seconds`, spread over that time, until cancelled."""
@@ -206,6 +215,8 @@ class Prober:
         model = self._store.model(key)
         if model is not None and component(pod) == names.FRONTEND:
             headers[SERVING_HEADER] = "true" if takes_requests(model.body) else "false"
+        if key in self._secret_required and component(pod) == names.ENGINE:
+            headers[SECRET_HEADER] = "required"
         try:
             async with session.get(
                 f"{address}/status", params=parameters, headers=headers, allow_redirects=False

@@ -28,6 +28,7 @@ from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by,
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.events import Recorder
 from minisgl_operator.shell.nodes import NodeWatch
+from minisgl_operator.shell.peer_tokens import PeerTokens
 from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober
 from minisgl_operator.shell.resources import POD, of_kind
@@ -64,6 +65,7 @@ class Context:
     pod_events: PodEvents
     recorder: Recorder
     upgrades: Upgrades
+    peer_tokens: PeerTokens
     defaults: Defaults
 
 
@@ -78,6 +80,8 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     stored = context.store.model(key)
     if stored is None or stored.body["metadata"].get("deletionTimestamp"):
         context.upgrades.forget(key, now)
+        context.peer_tokens.forget(key)
+        context.prober.require_secret(key, False)
         return await _reconcile_deleted(context, key, blocked, now)
     model_object = stored.body
     if (backoff := _namespace_backoff(model_object, now)) > 0:
@@ -103,13 +107,17 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
                 facts = replace(facts, turn=turn)
                 due.append(_seconds_until_turn(turn, now))
             wanted = facts.wanted
+            refusal = await context.peer_tokens.keep(key, facts.model, facts.peer_secret, now)
             sent = await _send(context, key, plan(facts), model_object)
+            if refusal is not None:
+                sent = replace(sent, rejections=(refusal, *sent.rejections))
             if sent.changed or sent.rejections or sent.dry_run is not None:
                 observed = _observe(context, key, model_object, events, sent.rejections, sent.dry_run)
                 facts = replace(facts, observed=observed)
             # A report that came meanwhile may change the autoscaler's decision, and no event reports our own write.
             if not sent.complete or facts.wanted != wanted:
                 due.append(0.0)
+        context.prober.require_secret(key, facts.peer_secret.required)
         status = derive_status(facts, previous)
         due += [
             seconds_until_fetch(facts),

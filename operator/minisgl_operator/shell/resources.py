@@ -44,6 +44,8 @@ EVENT: Final = Resource("events.k8s.io", "v1", "events", "Event")
 NODE: Final = Resource("", "v1", "nodes", "Node")
 LEASE: Final = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 
+SECRET: Final = Resource("", "v1", "secrets", "Secret")
+
 CONTROLLER_REVISION: Final = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 
 # Kinds of a model's children. Pods are children of these.

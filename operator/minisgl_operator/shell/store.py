@@ -22,6 +22,7 @@ from minisgl_operator.render.names import (
     CACHE_KEY_ANNOTATION,
     MODEL_LABEL,
     PAUSE_ANNOTATIONS,
+    PEERS_VOLUME,
     PRUNING_ANNOTATION,
 )
 from minisgl_operator.shell.resources import MODEL, POD, Resource, of_kind
@@ -241,6 +242,9 @@ def trim(body: Manifest) -> Manifest:
     match body["kind"]:
         case "Pod":
             small["spec"] = {name: body["spec"].get(name) for name in ("nodeName", "schedulingGates")}
+            small["spec"]["volumes"] = [
+                {"name": PEERS_VOLUME} for volume in body["spec"].get("volumes") or () if volume["name"] == PEERS_VOLUME
+            ]
             kept_metadata["annotations"] = _annotations(metadata, CACHE_KEY_ANNOTATION)
             small["status"] = {name: status[name] for name in _POD_STATUS if name in status}
         case "StatefulSet" | "Deployment":

@@ -62,7 +62,9 @@ def test_the_operator_has_exactly_the_permissions_that_it_uses(installed: LocalC
     assert not may("patch", "inferencemodels.serving.minisgl.io")
     assert may("get", "nodes") and may("watch", "nodes")
     assert not may("patch", "nodes")
-    assert not may("get", "secrets")
+    assert may("create", "secrets") and may("update", "secrets")
+    for verb in ("get", "list", "watch", "patch", "delete"):
+        assert not may(verb, "secrets")
     assert may("create", "pods"), "for dry runs"
     assert not may("patch", "pods") and not may("create", "pods", "--subresource=exec")
 

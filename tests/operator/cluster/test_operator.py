@@ -187,6 +187,32 @@ def test_deleting_a_model_leaves_no_objects(cluster: OperatedCluster) -> None:
     cluster.until(lambda: cluster.ready("gone"), "Ready under the same name")
 
 
+def test_engines_refuse_others_once_all_pods_of_the_model_know_a_token(cluster: OperatedCluster) -> None:
+    cluster.apply(pvc_model("known", replicas=2))
+    cluster.until(lambda: cluster.ready("known"), "Ready")
+    engines = ("known-r0-0", "known-r1-0")
+    cluster.until(lambda: all(cluster.told_to_refuse.get(name) for name in engines), "the demand for a proof")
+    frontends = [pod["metadata"]["name"] for pod in cluster.list("Pod", "app.kubernetes.io/component=frontend")]
+    assert not any(cluster.told_to_refuse[name] for name in frontends if name.startswith("known-"))
+    # A pod of an earlier version reports nothing.
+    cluster.reports["known-r1-0"] = {"kind": "engine", "replica": "known-r1", "phase": "Loading", "ready": False}
+    cluster.until(lambda: not any(cluster.told_to_refuse[name] for name in engines), "the end of the demand")
+    del cluster.reports["known-r1-0"]
+    cluster.until(lambda: all(cluster.told_to_refuse[name] for name in engines), "the demand again")
+
+
+def test_the_secrets_of_a_models_pods_are_deleted_with_it(cluster: OperatedCluster) -> None:
+    def tokens() -> list[str]:
+        found = cluster.control_plane.kubectl("get", "secrets", "-n", cluster.namespace, "-o", "name").stdout.split()
+        return [name for name in found if name.startswith("secret/brief-")]
+
+    cluster.apply(pvc_model("brief"))
+    cluster.until(lambda: cluster.ready("brief"), "Ready")
+    assert tokens() == ["secret/brief-peers-a"]
+    cluster.delete("InferenceModel", "brief")
+    cluster.until(lambda: not tokens(), "their end")
+
+
 def test_a_pod_with_a_failed_mount_is_reported_with_the_cause(cluster: OperatedCluster) -> None:
     """A kubelet's event about a waiting pod becomes the condition's message."""
     waiting = {"name": "engine", "ready": False, "restartCount": 0, "image": "", "imageID": ""}

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from minisgl_operator.facts import lost_nodes
+from minisgl_operator.facts import lost_nodes, peer_secret
 from minisgl_operator.shell import client as client_module
 from minisgl_operator.shell import controller, nodes
 from minisgl_operator.shell.client import Client, Page
@@ -121,9 +121,13 @@ def without(rules: list[dict[str, Any]], resource: str, verb: str) -> list[dict[
     return [rule for rule in left if rule["resources"] and rule["verbs"]]
 
 
-def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(control_plane: LocalControlPlane) -> None:
+def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rules, lease_rules = shipped_rules()
     with OperatedCluster(control_plane) as cluster, account(cluster, rules + lease_rules) as kubeconfig:
+        # Tokens are replaced as soon as pods know the last ones.
+        monkeypatch.setattr(peer_secret, "_ROTATION", timedelta(seconds=1))
         with cluster.operator(kubeconfig=kubeconfig):
             _everything_it_can_do(cluster)
         cluster.run(_hold_a_lease(cluster, kubeconfig))
@@ -204,6 +208,15 @@ def _everything_it_can_do(cluster: OperatedCluster) -> None:
         return {("list", None), ("create", "events.k8s.io"), ("patch", "events.k8s.io")} <= uris
 
     cluster.until(asked, "the operator's interest in events")
+    user = f"operator-of-{cluster.namespace}"
+    cluster.until(
+        lambda: any(
+            event["verb"] == "update" and event.get("objectRef", {}).get("resource") == "secrets"
+            for event in cluster.control_plane.audit()
+            if event["user"]["username"] == user
+        ),
+        "the replacement of a token",
+    )
 
     def made_again() -> bool:
         pod = cluster.get("Pod", "lost-r0-0")

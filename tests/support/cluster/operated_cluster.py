@@ -7,6 +7,7 @@ lives in a loop of its own, as kopf takes every task of its loop for one of its 
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import threading
@@ -15,22 +16,24 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self, TypeVar
 
 import uvloop
 from aiohttp import web
 
-from minisgl.wire.status import WAIT_PARAMETER
+from minisgl.wire.peer_secret import PeerSecret
+from minisgl.wire.status import SECRET_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.defaults import ModelDefaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.render.defaults import Defaults
-from minisgl_operator.render.names import MODEL_LABEL
+from minisgl_operator.render.names import MODEL_LABEL, PEERS_VOLUME
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
 from minisgl_operator.shell.metrics import Metrics
-from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, of_kind
+from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, SECRET, of_kind
 from minisgl_operator.shell.watches import watch
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.simulated_pods import report, running_status
@@ -189,6 +192,9 @@ class OperatedCluster:
         self.reports: dict[str, Manifest | None] = {}
         self.loads: dict[str, dict[str, Any]] = {}
         self.requests: dict[str, int] = {}
+        self.told_to_refuse: dict[str, bool] = {}
+        """Pod → whether the last probe told it to refuse others than the model's pods."""
+        self._tokens = TemporaryDirectory(prefix="minisgl-tokens-")
         self._pods: list[Manifest] = []
         self._thread = LoopThread()
         self._client: Client | None = None
@@ -397,9 +403,11 @@ class OperatedCluster:
         await asyncio.gather(self._nodes, return_exceptions=True)
         await self._runner.cleanup()
         await self.client.__aexit__()
+        self._tokens.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        self.told_to_refuse[name] = request.headers.get(SECRET_HEADER) == "required"
         body = self.reports[name] if name in self.reports else self._report(name)
         if body is not None and WAIT_PARAMETER in request.query:
             # A frontend answers when a request comes.
@@ -413,6 +421,8 @@ class OperatedCluster:
         for pod in self._pods:
             if pod["metadata"]["name"] == name:
                 found = report(pod, self._pods)
+                if found is not None:
+                    found["peer_secret"] = self._fingerprints(pod)
                 model = pod["metadata"]["labels"][MODEL_LABEL]
                 if found is not None and found["kind"] == "frontend":
                     found |= self.loads.get(model, {})
@@ -421,9 +431,25 @@ class OperatedCluster:
                 return found
         return None
 
+    def _fingerprints(self, pod: Manifest) -> dict[str, str]:
+        """What a pod reports about the tokens that its kubelet has mounted."""
+        mounted = [volume for volume in pod["spec"]["volumes"] if volume["name"] == PEERS_VOLUME]
+        folder = Path(self._tokens.name) / pod["metadata"]["labels"][MODEL_LABEL]
+        return PeerSecret(str(folder)).fingerprints() if mounted else {}
+
+    async def _mount_tokens(self) -> None:
+        """Write the tokens of each model as kubelets do, though at once for all pods."""
+        async for page in self.client.pages(SECRET, self.namespace, CHILD_SELECTOR):
+            for body in page.items:
+                folder = Path(self._tokens.name) / body["metadata"]["labels"][MODEL_LABEL]
+                folder.mkdir(exist_ok=True)
+                (folder / body["metadata"]["name"][-1]).write_bytes(base64.b64decode(body["data"]["token"]))
+
     async def _run_pods(self) -> None:
-        while True:
+        for turn in itertools.count():
             with suppress(ApiError):
+                if turn % 10 == 0:
+                    await self._mount_tokens()
                 pods: list[Manifest] = []
                 async for page in self.client.pages(POD, self.namespace, CHILD_SELECTOR):
                     pods += page.items
