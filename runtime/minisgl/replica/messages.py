@@ -11,6 +11,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from minisgl.wire.peer_secret import Proof
+
 LINK_VERSION: Final = 1
 
 MAX_TEXT: Final = 16 << 10
@@ -44,7 +46,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     pod_index: int
     pod: Name
     topology: PodTopology = msgspec.field(name="place")
-    proof: Name = ""
+    proof: Proof = ""
     """Proof of PeerSecret for `join`, replica, revision, index and name of the pod."""
 
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.wire.peer_secret import Proof
 from minisgl.wire.status import DataTypes
 
 WIRE_VERSION: Final = 1
@@ -190,7 +191,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     version: int
     client: str
-    proof: str = ""
+    proof: Proof = ""
     """Proof of PeerSecret for `scheduler` and the client's ZMQ identity in hexadecimal digits."""
 
 
