@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 MAX_BACKLOG_BYTES: Final = 64 << 20
 """Limit of the messages queued for a client that does not read; a client that exceeds it is dropped."""
+MAX_GREETING_BYTES: Final = 4096
+"""Size of the messages that are decoded of a connection without a valid greeting."""
 MAX_MESSAGES_PER_POLL: Final = 64
 """Messages received between two steps, so that a burst of requests cannot stall running ones."""
 
@@ -66,11 +68,11 @@ class Clients:
         features: tuple[str, ...] = (),
         secret: PeerSecret = NO_SECRET,
     ) -> None:
-        """Bind `address`. `secret`: connections whose HELLO it refuses are closed. The other arguments are for the
-        answer to a HELLO, see `Welcome`."""
+        """Bind `address`. `secret`: while it is required, connections are closed whose HELLO it refuses, or that send
+        none. The other arguments are for the answer to a HELLO, see `Welcome`."""
         self._secret = secret
         self._socket = open_socket(context, zmq.ROUTER)
-        self._limit = ReceiveLimit(self._socket) if address.startswith("tcp:") else None
+        self._limit = ReceiveLimit(self._socket, secret.is_required) if address.startswith("tcp:") else None
         try:
             self._socket.bind(address)
         except zmq.ZMQError:
@@ -100,17 +102,25 @@ class Clients:
             if self._limit is not None:
                 self._limit.delivered(received)
             identity, frames = received[0].bytes, received[1:]
+            client = self._by_identity.get(identity)
+            if client is None and not self._may_greet(received):
+                continue
             try:
                 message = self._codec.decode(frames[0].buffer if len(frames) == 1 else b"")
             except WireError as error:
-                self._drop_client(identity, identity.hex(), "invalid_message", str(error))
+                if client is None and self._secret.is_required():
+                    self._refuse(received, identity.hex())
+                else:
+                    self._drop_client(identity, identity.hex(), "invalid_message", str(error))
                 continue
             if isinstance(message, Hello):
                 if self._secret.refuses(message.proof, "scheduler", identity.hex()):
                     self._refuse(received, message.client)
                 else:
                     self._handle_hello(identity, message)
-            elif (client := self._by_identity.get(identity)) is not None:
+                    if self._limit is not None:
+                        self._limit.greeted(received)
+            elif client is not None:
                 yield client.number, message
 
     def take_disconnected(self) -> list[int]:
@@ -164,6 +174,12 @@ class Clients:
             self._limit.close()
             self._limit = None
         self._socket.close(linger=linger_ms)
+
+    def _may_greet(self, received: list[zmq.Frame]) -> bool:
+        """Whether a message of an unknown client is worth its decoding."""
+        if sum(map(len, received)) > MAX_GREETING_BYTES:
+            return False
+        return self._limit is None or not self._limit.is_refused(received)
 
     def _refuse(self, received: list[zmq.Frame], name: str) -> None:
         logger.warning("client %s refused: it does not know the secret of the model's pods", name[:80])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import zmq
 
 from minisgl.router.link import Link
 from minisgl.scheduler.clients import Clients
+from minisgl.wire import receive_limit
 from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Welcome
 from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.sockets import Codec
@@ -65,6 +67,46 @@ def test_a_worker_that_knows_the_secret_is_welcome(clients: Clients, link: Link,
 
 def test_a_greeting_without_a_proof_is_closed(clients: Clients, link: Link) -> None:
     assert not is_welcome(clients, link, "")
+
+
+@pytest.mark.parametrize("field", ["client", "proof"])
+def test_a_greeting_of_any_length_is_closed_unread(
+    clients: Clients, link: Link, secret: PeerSecret, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(PeerSecret, "refuses", lambda *_: pytest.fail("it was looked at"))
+    for size in (3 << 10, 14 << 20):
+        fields = {"client": "worker", "proof": secret.proof("scheduler", link.identity.hex())} | {field: "a " * size}
+        link.send(Hello(WIRE_VERSION, **fields))
+    while not link.take_lost():
+        assert not list(clients.receive(10))
+
+
+def test_the_greetings_of_a_connection_are_checked_until_one_is_refused(
+    clients: Clients, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def refuses(_: PeerSecret, proof: str, *greeting: str) -> bool:
+        checked.append(proof)
+        return True
+
+    monkeypatch.setattr(PeerSecret, "refuses", refuses)
+    for _ in range(100):
+        link.send(Hello(WIRE_VERSION, "worker", "wrong"))
+    while not link.take_lost():
+        assert not list(clients.receive(10))
+    assert checked == ["wrong"]
+
+
+def test_a_connection_without_a_greeting_is_closed_and_one_with_it_stays(
+    clients: Clients, link: Link, secret: PeerSecret, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive_limit, "GREETING_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", int(clients.address.rpartition(":")[2])), 60) as silent:
+        assert is_welcome(clients, link, secret.proof("scheduler", link.identity.hex()))
+        while silent.recv(4096):
+            pass
+    assert not link.take_lost()
 
 
 def test_a_proof_serves_one_connection(clients: Clients, link: Link, secret: PeerSecret) -> None:
