@@ -11,6 +11,7 @@ from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.sockets import open_socket, try_send
+from minisgl.wire.token_gate import show_token
 
 QUEUE_PLANS: Final = 16
 """Plans that may wait on each side of a worker rank's socket. Collectives keep ranks within a step or two of each
@@ -26,12 +27,14 @@ class PlanBroadcast:
     """One socket per worker rank, which never drops a frame silently."""
 
     def __init__(self, context: zmq.Context[Any], addresses: Sequence[str], token: str = "") -> None:
-        """`addresses` of ranks 1, 2, …, where a `PlanReceiver` with this `token` listens."""
+        """`addresses` of ranks 1, 2, …, where a `PlanReceiver` listens: on TCP one with this
+        `token`, if there is one."""
         self._sockets = []
         for address in addresses:
-            socket = open_socket(context, zmq.DEALER, limit=QUEUE_PLANS)
-            if token:
-                socket.setsockopt(zmq.IDENTITY, token.encode())
+            socket = open_socket(context, zmq.PUSH, limit=QUEUE_PLANS)
+            # A rank of the same pod asks for none, and libzmq would not connect.
+            if token and address.startswith("tcp:"):
+                show_token(socket, token)
             socket.connect(address)
             self._sockets.append(socket)
 

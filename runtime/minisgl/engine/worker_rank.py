@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,8 +15,7 @@ from minisgl.engine.interface import Engine
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.receive_limit import ReceiveLimit
 from minisgl.wire.sockets import open_socket
-
-logger = logging.getLogger(__name__)
+from minisgl.wire.token_gate import TokenGate
 
 _POLL_MS: Final = 100
 """Interval at which an idle worker rank checks whether it must stop."""
@@ -33,27 +30,22 @@ class PlanReceiver:
     """Socket on which one worker rank receives plans."""
 
     def __init__(self, context: zmq.Context[Any], address: str, token: str = "") -> None:
-        """`token`: that of rank 0's `PlanBroadcast`. What others send is ignored, and their connections are closed.
-        Empty: others cannot connect."""
-        self._token = token.encode()
-        self._socket = open_socket(context, zmq.ROUTER, limit=QUEUE_PLANS)
+        """`token`: that of rank 0's `PlanBroadcast`; others cannot connect. There is one such receiver in a context.
+        Empty: only rank 0 can reach the address."""
+        self._socket = open_socket(context, zmq.PULL, limit=QUEUE_PLANS)
+        self._gate = TokenGate(self._socket, token) if token else None
         self._limit = ReceiveLimit(self._socket) if address.startswith("tcp:") else None
         self._socket.bind(address)
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, timeout_ms: int) -> bytes | None:
-        """The next frame; None when none arrives within `timeout_ms`, or it is not from rank 0."""
+        """The next frame; None when none arrives within `timeout_ms`."""
         if not self._socket.poll(timeout_ms):
             return None
-        received = self._socket.recv_multipart(copy=False)
+        frames = self._socket.recv_multipart(copy=False)
         if self._limit is not None:
-            self._limit.delivered(received)
-        sender, *frames = received
-        if self._token and not hmac.compare_digest(sender.bytes, self._token):
-            logger.warning("a connection to the port of step plans was closed: it is not from rank 0")
-            if self._limit is not None:
-                self._limit.refuse(received)
-            return None
+            self._limit.delivered(frames)
+            self._limit.greeted(frames)
         return frames[0].bytes if len(frames) == 1 else _NO_PLAN
 
     def close(self) -> None:
@@ -61,6 +53,8 @@ class PlanReceiver:
             self._limit.close()
             self._limit = None
         self._socket.close()
+        if self._gate is not None:
+            self._gate.close()
 
 
 def run_plans(engine: Engine, source: PlanReceiver, *, stop: threading.Event) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -18,6 +20,8 @@ from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.engine.worker_rank import PlanReceiver, run_plans
 from minisgl.wire.plan import PlanError, StepPlan, StepResult
+from minisgl.wire.sockets import try_send
+from minisgl.wire.token_gate import show_token
 from support.launcher.worker_rank_process import start_worker_rank
 from support.plans import Segment, make_plan, new_row
 
@@ -122,24 +126,20 @@ def reached_by_others(context: zmq.Context[Any]) -> Iterator[PlanReceiver]:
     source.close()
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [b""],
-        [b"nonsense"],
-        [b"two", b"frames"],
-        [make_plan(0).encode()],
-        [_TOKEN.encode(), b""],
-        [_TOKEN[:-1].encode()],
-    ],
-)
+@pytest.mark.parametrize("token", ["", _TOKEN[:-1], _TOKEN + "0"])
+@pytest.mark.parametrize("kind", [zmq.PUSH, zmq.DEALER])
 def test_others_than_rank_0_can_neither_stop_nor_confuse_a_worker_rank(
-    context: zmq.Context[Any], reached_by_others: PlanReceiver, frames: list[bytes]
+    context: zmq.Context[Any], reached_by_others: PlanReceiver, token: str, kind: int
 ) -> None:
-    with context.socket(zmq.DEALER) as other:
+    with context.socket(kind) as other:
+        other.setsockopt(zmq.LINGER, 0)
+        if token:
+            show_token(other, token)
         monitor = other.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         other.connect(reached_by_others.address)
-        other.send_multipart(frames)
+        for frame in (b"", b"nonsense", make_plan(0).encode()):
+            # Its connection may have been closed already.
+            try_send(other, [frame])
         while not monitor.poll(10):
             assert reached_by_others.receive(10) is None
         other.disable_monitor()
@@ -149,6 +149,64 @@ def test_others_than_rank_0_can_neither_stop_nor_confuse_a_worker_rank(
         broadcast.send(make_plan(step, decode=[(0, step)]).encode())
     broadcast.close()
     assert [step for event, step in _follow(reached_by_others).events if event == "launch"] == [0, 1, 2]
+
+
+def test_plans_arrive_when_rank_0_has_connected_again_before_the_rank_has_noticed(
+    context: zmq.Context[Any], reached_by_others: PlanReceiver
+) -> None:
+    """A network that fails for a moment ends one side of a connection."""
+    with OneSidedProxy(reached_by_others.address) as proxy:
+        broadcast = PlanBroadcast(context, [proxy.address], _TOKEN)
+        for step in range(3):
+            broadcast.send(make_plan(step, decode=[(0, step)]).encode())
+            while (frame := reached_by_others.receive(1000)) is None:
+                pass
+            assert StepPlan.decode(frame).step == step
+            proxy.end_side_of_client()
+        broadcast.close()
+
+
+class OneSidedProxy:
+    """Passes a connection on, and can end its side of the client alone."""
+
+    def __init__(self, address: str) -> None:
+        self._target = "127.0.0.1", int(address.rpartition(":")[2])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._clients: list[socket.socket] = []
+        self._servers: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for connection in (self._listener, *self._clients, *self._servers):
+            connection.close()
+
+    def end_side_of_client(self) -> None:
+        """Returns when the client has connected again."""
+        ended = len(self._clients)
+        self._clients[-1].shutdown(socket.SHUT_RDWR)
+        while len(self._clients) == ended:
+            threading.Event().wait(0.01)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, server = self._listener.accept()[0], socket.create_connection(self._target)
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+                self._servers.append(server)
+                self._clients.append(client)
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
 
 
 def test_a_worker_rank_stops_on_request(source: PlanReceiver) -> None:
