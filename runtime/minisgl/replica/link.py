@@ -39,7 +39,7 @@ class Link(Generic[Message]):
         self.peer_host = _host(connection.getpeername()[0])
         self._decoder = decoder
         self._rest = b""
-        self._received_at = time.monotonic()
+        self.opened_at = self._received_at = time.monotonic()
         self._next_ping = 0.0
         self._selector: selectors.BaseSelector | None = None
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from minisgl.launcher.listener import listen_on_all
 from minisgl.replica import messages
-from minisgl.replica.link import Link, LinkClosed
+from minisgl.replica.link import SILENCE_SECONDS, Link, LinkClosed
 from minisgl.replica.options import ReplicaIdentity
 from minisgl.replica.remote_rank import RemoteRank
 from minisgl.wire.peer_secret import PeerSecret
@@ -95,9 +95,13 @@ class MemberPods:
         ]
 
     def tick(self, now: float) -> None:
-        """Close silent links, and send pings to the joined pods. Call it every second or so."""
+        """Close silent links and those without `Join`, and send pings to the joined pods. Call it every second or
+        so."""
         for link, pod in list(self._links.items()):
-            link.tick(now, ping=pod is not None)
+            if pod is None and now - link.opened_at > SILENCE_SECONDS:
+                self._disconnect(link, "no join message received")
+            else:
+                link.tick(now, ping=pod is not None)
 
     def release(self, *, everybody: bool) -> None:
         """Tell the pods that were asked to stop, or all of them, that requests have been drained."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +66,21 @@ def test_a_pod_without_a_proof_of_its_own_is_turned_away(
     assert isinstance(refusal, Rejected)
     assert "secret" in refusal.message
     assert pods.joined == {}
+
+
+def test_a_connection_that_begins_a_message_for_ever_is_closed(
+    pods: MemberPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a few of them would keep all pods from joining."""
+    opened = time.monotonic()
+    with selectors.DefaultSelector() as selector, socket.create_connection(("127.0.0.1", PORT), 60) as connection:
+        pods.watch(selector)
+        [(accepting, _)] = selector.select(60)
+        accepting.data()
+        monkeypatch.setattr(time, "monotonic", lambda: opened + 9)
+        connection.sendall(b"{")
+        [(reading, _)] = selector.select(60)
+        reading.data()
+        pods.tick(opened + 9)
+        pods.tick(opened + 11)
+        assert connection.recv(1) == b""
