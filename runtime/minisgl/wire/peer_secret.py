@@ -30,9 +30,10 @@ SecretDirectory = Annotated[
         metavar="DIR",
     ),
 ]
-_REQUIRED_SECONDS: Final = 120.0
-"""Time after which the demand for proofs must be renewed: an operator that does not know of them lets pods without a
-token in again."""
+_REQUIRED_SECONDS: Final = 45.0
+"""Time after which the demand for proofs must be renewed. After a return to a version that does not know of them,
+requests wait for it at the frontends of that version, so it is shorter than the queue timeout. An operator that is
+replaced is back sooner."""
 _MAX_TOKENS: Final = 3
 """Files that are read, the first by name: two, and one that a user may add."""
 _MAX_BYTES: Final = 4096
@@ -74,7 +75,7 @@ class PeerSecret:
             return True
 
     def require(self) -> None:
-        """Demand proofs for the next two minutes."""
+        """Demand proofs for the next 45 s."""
         if self._demand is None:
             return
         try:

@@ -28,7 +28,7 @@ SERVING_HEADER: Final = "x-minisgl-serving"
 that is suspended or has no replicas and no autoscaling."""
 SECRET_HEADER: Final = "x-minisgl-peer-secret"
 """Request header with which the operator tells an engine that all pods of its model know a common token: with the value
-`required`, it refuses others for the next two minutes."""
+`required`, it refuses others for the next 45 s."""
 WAIT_PARAMETER: Final = "wait"
 """Query parameter of a frontend's `/status`: seconds to wait for a held request before the answer."""
 MAX_WAIT_SECONDS: Final = 30.0

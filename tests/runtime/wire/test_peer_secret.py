@@ -41,9 +41,9 @@ def test_until_it_is_required_all_greetings_are_accepted(tmp_path: Path) -> None
 def test_a_demand_that_is_not_renewed_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = mounted(tmp_path / "old", a="1.s3cret")
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 110)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 40)
     assert secret.refuses("", "join")
-    monkeypatch.setattr(time, "monotonic", lambda: now + 130)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 50)
     assert not secret.refuses("", "join")
     secret.require()
     assert secret.refuses("", "join")
@@ -57,7 +57,7 @@ def test_a_clock_that_is_set_neither_ends_nor_extends_a_demand(
     now, wall = time.monotonic(), time.time()
     monkeypatch.setattr(time, "time", lambda: wall + seconds)
     assert secret.refuses("", "join")
-    monkeypatch.setattr(time, "monotonic", lambda: now + 130)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 50)
     monkeypatch.setattr(time, "time", lambda: wall)
     assert not secret.refuses("", "join")
 
