@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from minisgl_operator.shell import peer_tokens
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 from support.cluster.simulated_pods import report, running_status
@@ -199,6 +201,17 @@ def test_engines_refuse_others_once_all_pods_of_the_model_know_a_token(cluster: 
     cluster.until(lambda: not any(cluster.told_to_refuse[name] for name in engines), "the end of the demand")
     del cluster.reports["known-r1-0"]
     cluster.until(lambda: all(cluster.told_to_refuse[name] for name in engines), "the demand again")
+
+
+def test_a_secret_of_a_models_pods_that_is_deleted_is_written_again(
+    cluster: OperatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_tokens, "_AGAIN", timedelta(0))
+    cluster.apply(pvc_model("again"))
+    cluster.until(lambda: cluster.told_to_refuse.get("again-r0-0"), "the demand for a proof")
+    cluster.control_plane.kubectl("delete", "secret", "again-peers-a", "-n", cluster.namespace)
+    cluster.until(lambda: not cluster.told_to_refuse["again-r0-0"], "the end of the demand")
+    cluster.until(lambda: cluster.told_to_refuse["again-r0-0"], "the demand again")
 
 
 def test_the_secrets_of_a_models_pods_are_deleted_with_it(cluster: OperatedCluster) -> None:

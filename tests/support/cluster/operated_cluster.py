@@ -439,11 +439,15 @@ class OperatedCluster:
 
     async def _mount_tokens(self) -> None:
         """Write the tokens of each model as kubelets do, though at once for all pods."""
+        mounted: set[Path] = set()
         async for page in self.client.pages(SECRET, self.namespace, CHILD_SELECTOR):
             for body in page.items:
                 folder = Path(self._tokens.name) / body["metadata"]["labels"][MODEL_LABEL]
                 folder.mkdir(exist_ok=True)
-                (folder / body["metadata"]["name"][-1]).write_bytes(base64.b64decode(body["data"]["token"]))
+                mounted.add(token := folder / body["metadata"]["name"][-1])
+                token.write_bytes(base64.b64decode(body["data"]["token"]))
+        for token in set(Path(self._tokens.name).glob("*/*")) - mounted:
+            token.unlink()
 
     async def _run_pods(self) -> None:
         for turn in itertools.count():
