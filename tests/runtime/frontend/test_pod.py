@@ -208,7 +208,7 @@ class InThread:
         queue_seconds: float = 60.0,
     ) -> None:
         (path / "peers").mkdir()
-        (path / "peers" / "a").write_text("1.s3cret")
+        (path / "peers" / "a").write_text("1." + "5e" * 32)
         self.pods = Pods()
         self.pod = self.pods.start(0, write_directory(path / "model", TOKENIZER, chat_template=CHATML), answer)
         engines = EngineDiscovery(
