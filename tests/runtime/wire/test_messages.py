@@ -26,7 +26,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "thinking.budget": {"thinking": Thinking(start=(1,), end=(2,), budget=0)},
 }
 """Values that use each new field without which the answer would be another one."""
-IGNORED = {"stream", "remaining_ms", "thinking", "thinking.start", "thinking.end", "thinking.is_open"}
+IGNORED = {"stream", "tenant", "remaining_ms", "thinking", "thinking.start", "thinking.end", "thinking.is_open"}
 """New fields that an engine need not know: alone, they do not change the answer."""
 
 
@@ -50,7 +50,8 @@ def test_a_request_names_the_new_field_that_it_uses(name: str) -> None:
 
 def test_a_request_names_all_new_fields_that_it_uses_and_none_else() -> None:
     least = Submit(id=bytes(16), prompt=b"1234", max_tokens=3, seed=1)
-    ignored = {"stream": False, "remaining_ms": 5, "thinking": Thinking(start=(1,), end=(2,), is_open=True)}
+    thinking = Thinking(start=(1,), end=(2,), is_open=True)
+    ignored = {"stream": False, "tenant": b"t", "remaining_ms": 5, "thinking": thinking}
     assert msgspec.structs.replace(least, **ignored).newer_fields == ()
     fields = {field: value for values in NEEDED.values() for field, value in values.items()}
     assert set(msgspec.structs.replace(least, **ignored | fields).newer_fields) == set(NEEDED)
