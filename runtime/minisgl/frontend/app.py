@@ -37,6 +37,7 @@ from minisgl.frontend.responses.stored import compact_response, stored_response
 from minisgl.frontend.server.metrics_page import MetricsPage
 from minisgl.frontend.server.middleware import with_middleware
 from minisgl.frontend.server.responses import json_response, on_error
+from minisgl.frontend.server.route_paths import RoutePaths
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.version import __version__
 from minisgl.wire.text import SamplingDefaults, ServedModel
@@ -153,8 +154,9 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     ]
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
+    routes = RoutePaths([route.path for route in app.router.routes if isinstance(route, Route)])
     return with_middleware(
-        _bypass_framework(app, "/metrics", metrics), tokenizers.requests, config, on_loopback=on_loopback
+        _bypass_framework(app, "/metrics", metrics), routes, tokenizers.requests, config, on_loopback=on_loopback
     )
 
 

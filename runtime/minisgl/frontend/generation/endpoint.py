@@ -89,7 +89,7 @@ class GenerationEndpoint:
         except ApiError as error:
             if not opening.is_open:
                 raise
-            record.error_code = error.code
+            record.error_code, record.error_status = error.code, error.status
             logger.warning("request %s ends in an error: %s", record.request_id, error.message)
             # To return without the last part makes the server drop the connection.
             await _send_part(send, self._early_error(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl.frontend.metrics.types import Histogram, LabelledTotal, Total
+from minisgl.frontend.metrics.types import Histogram, HttpRequests, LabelledTotal, Total
 from minisgl.wire.messages import QUEUE_TIME_EDGES
 
 TTFT_EDGES: Final = (
@@ -36,10 +36,23 @@ class FrontendMetrics:
         )
         self.finished = LabelledTotal(
             "vllm:request_success_total",
-            "Completed choices; abort: responses whose client disconnected.",
+            "Completed choices; abort: responses whose client disconnected; error: responses that the server failed.",
             "finished_reason",
         )
-        self.finished.update(stop=0, length=0, abort=0)
+        self.finished.update(stop=0, length=0, abort=0, error=0)
+        self.cached_tokens = Total(
+            "vllm:prompt_tokens_cached_total", "Tokens of completed prompts found in the prefix cache."
+        )
+        self.prompt_tokens_by_source = LabelledTotal(
+            "vllm:prompt_tokens_by_source_total", "Tokens of completed prompts by where their KV came from.", "source"
+        )
+        self.prompt_tokens_by_source.update(local_compute=0, local_cache_hit=0, external_kv_transfer=0)
+        self.cached_tokens_by_source = LabelledTotal(
+            "vllm:prompt_tokens_cached_by_source_total",
+            "Tokens of completed prompts found in a cache, by the memory that held them.",
+            "source",
+        )
+        self.cached_tokens_by_source.update(device=0)
         self.time_to_first_token = Histogram("vllm:time_to_first_token_seconds", "Time to the first token.", TTFT_EDGES)
         self.inter_token_latency = Histogram("vllm:inter_token_latency_seconds", "Time between two tokens.", ITL_EDGES)
         self.time_per_output_token = Histogram(
@@ -63,7 +76,14 @@ class FrontendMetrics:
             "vllm:request_num_preemptions", "Number of times that a choice was preempted.", PREEMPTIONS_EDGES
         )
         self.prompt_tokens = Histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", COUNT_EDGES)
+        self.computed_tokens = Histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Tokens of a prompt that were not cached.", COUNT_EDGES
+        )
         self.generation_tokens = Histogram("vllm:request_generation_tokens", "Tokens of a choice.", COUNT_EDGES)
+        self.max_generation_tokens = Histogram(
+            "vllm:request_max_num_generation_tokens", "Tokens of the longest choice of a prompt.", COUNT_EDGES
+        )
+        self.http = HttpRequests()
         self.engine_starts = Total("minisgl:engine_starts_total", "Engine starts seen by the frontend.")
         self.resubmitted = Total("minisgl:requests_retried_total", "Requests resubmitted to another engine.")
         self.continued = Total(

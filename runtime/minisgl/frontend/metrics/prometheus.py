@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from minisgl.frontend.metrics.counters import FrontendMetrics
-from minisgl.frontend.metrics.types import Histogram, LabelledTotal, Total
+from minisgl.frontend.metrics.process import ProcessUse
+from minisgl.frontend.metrics.types import Histogram, HttpRequests, LabelledTotal, Total
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Status
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,6 +32,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """HTTP requests in progress, by phase."""
     knows_load: bool
     """Whether the load of the engines was ever known, as it also is of a model without engines."""
+    process: ProcessUse | None = None
+    """None: the system does not tell."""
 
 
 def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
@@ -51,7 +54,29 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
                     page.labelled(name, "counter", metric.text, metric.label, metric)
             case Histogram():
                 page.histogram(metric.name, metric.text, metric.edges, metric.counts, metric.sum)
+            case HttpRequests():
+                _http(page, metric)
+    if now.process is not None:
+        _process(page, now.process)
     return page.text()
+
+
+def _http(page: _Page, requests: HttpRequests) -> None:
+    totals = [
+        ({"handler": route, "method": method, "status": status}, count)
+        for (route, method, status), count in requests.totals.items()
+    ]
+    page.samples(requests.total_name, "counter", "Answered HTTP requests.", totals)
+    times = {f',handler="{route}",method="{method}"': each for (route, method), each in requests.seconds.items()}
+    page.histograms(requests.seconds_name, "Time to the end of the response.", times)
+
+
+def _process(page: _Page, process: ProcessUse) -> None:
+    page.gauge("process_start_time_seconds", "Start of this frontend, in Unix time.", process.started_at)
+    page.counter("process_cpu_seconds_total", "CPU time of this frontend's process.", process.cpu_seconds)
+    page.gauge("process_resident_memory_bytes", "Memory of this frontend's process.", process.resident_bytes)
+    page.gauge("process_open_fds", "Open files of this frontend's process.", process.open_files)
+    page.gauge("process_max_fds", "Limit of open files of this frontend's process.", process.max_files)
 
 
 def _load(page: _Page, now: Snapshot) -> None:
@@ -71,6 +96,10 @@ def _load(page: _Page, now: Snapshot) -> None:
 
 
 def _engine(page: _Page, status: Status) -> None:
+    # There is no sleep mode: a model that needs no engines is scaled to zero. Dashboards take the state as that of the
+    # model, and its absence as "down".
+    sleep_states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    page.labelled("vllm:engine_sleep_state", "gauge", "1 for the state of the engines.", "sleep_state", sleep_states)
     size = status.num_pages * status.page_size
     pool = f',block_size="{status.page_size}",num_gpu_blocks="{status.num_pages}",kv_cache_size_tokens="{size}"'
     by_reason = {"capacity": status.waiting - status.deferred, "deferred": status.deferred}
@@ -94,10 +123,11 @@ def _engine(page: _Page, status: Status) -> None:
     if status.attention:
         name, text = "minisgl:attention_backend_info", "Attention backend by kind of attention."
         used = [(kind, backend) for kind, backends in status.attention.items() for backend in backends.split(", ")]
-        page.info(name, text, [{"kind": kind, "backend": backend} for kind, backend in used])
+        page.samples(name, "gauge", text, [({"kind": kind, "backend": backend}, 1) for kind, backend in used])
     if status.data_types:
         name, text = "minisgl:data_type_info", "Data types of weights and KV cache."
-        page.info(name, text, [{"weights": each.weights, "kv_cache": each.kv_cache} for each in status.data_types])
+        types = [({"weights": each.weights, "kv_cache": each.kv_cache}, 1) for each in status.data_types]
+        page.samples(name, "gauge", text, types)
     if status.start_seconds:
         name, text = "minisgl:engine_start_seconds", "Time of each phase of the engine's last start."
         page.labelled(name, "gauge", text, "phase", status.start_seconds)
@@ -117,41 +147,43 @@ class _Page:
         self._lines.append(f"# HELP {name} {text}\n# TYPE {name} gauge\n{name}{{{self._labels}{labels}}} {value}")
 
     def labelled(self, name: str, kind: str, text: str, label: str, values: Mapping[str, float]) -> None:
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}")
-        self._lines += [
-            f'{name}{{{self._labels},{label}="{_escape(key)}"}} {value}' for key, value in sorted(values.items())
-        ]
+        self.samples(name, kind, text, [({label: key}, value) for key, value in sorted(values.items())])
 
-    def info(self, name: str, text: str, values: Sequence[Mapping[str, str]]) -> None:
-        """One sample of 1 for each set of labels in `values`."""
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} gauge")
-        for labels in values:
-            own = "".join(f',{key}="{_escape(value)}"' for key, value in labels.items())
-            self._lines.append(f"{name}{{{self._labels}{own}}} 1")
+    def samples(self, name: str, kind: str, text: str, values: Sequence[tuple[Mapping[str, str], float]]) -> None:
+        """One sample for each set of labels in `values`."""
+        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}")
+        for labels, value in values:
+            own = "".join(f',{key}="{_escape(text)}"' for key, text in labels.items())
+            self._lines.append(f"{name}{{{self._labels}{own}}} {value}")
 
     def histogram(self, name: str, text: str, edges: tuple[float, ...], counts: Sequence[int], total: float) -> None:
         """`counts`: one for each edge, then one for larger values."""
-        self._lines.append(_histogram_text(name, text, self._labels, edges, tuple(accumulate(counts)), total))
+        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
+        self._lines.append(_histogram_text(name, self._labels, edges, tuple(accumulate(counts)), total))
+
+    def histograms(self, name: str, text: str, values: Mapping[str, Histogram]) -> None:
+        """One histogram for each text of labels in `values`."""
+        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
+        for labels, each in values.items():
+            counts = tuple(accumulate(each.counts))
+            self._lines.append(_histogram_text(name, self._labels + labels, each.edges, counts, each.sum))
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
 
 
-@lru_cache(maxsize=64)
-def _histogram_text(
-    name: str, text: str, labels: str, edges: tuple[float, ...], counts: tuple[int, ...], total: float
-) -> str:
+@lru_cache(maxsize=128)
+def _histogram_text(name: str, labels: str, edges: tuple[float, ...], counts: tuple[int, ...], total: float) -> str:
     """Render a histogram. Cached: most histograms of a page are unchanged since the last scrape."""
-    return _histogram_template(name, text, labels, edges) % (*counts, counts[-1], total)
+    return _histogram_template(name, labels, edges) % (*counts, counts[-1], total)
 
 
-@lru_cache(maxsize=64)
-def _histogram_template(name: str, text: str, labels: str, edges: tuple[float, ...]) -> str:
+@lru_cache(maxsize=128)
+def _histogram_template(name: str, labels: str, edges: tuple[float, ...]) -> str:
     """Return a histogram with `%s` in the place of its values. Cached: this is most of the page and never changes."""
     begins = [f'{name}_bucket{{{labels},le="{edge}"}}' for edge in (*edges, "+Inf")]
     begins += [f"{name}_count{{{labels}}}", f"{name}_sum{{{labels}}}"]
-    head = f"# HELP {name} {text}\n# TYPE {name} histogram"
-    return "\n".join([head.replace("%", "%%"), *(begin.replace("%", "%%") + " %s" for begin in begins)])
+    return "\n".join(begin.replace("%", "%%") + " %s" for begin in begins)
 
 
 def _escape(value: str) -> str:

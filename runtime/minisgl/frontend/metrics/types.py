@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 
 class Total:
@@ -40,3 +41,27 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += value * times
+
+
+HTTP_EDGES: Final = (0.1, 0.5, 1.0)
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+class HttpRequests:
+    """Answered HTTP requests: their number by route, method and class of status, and their times by route and method.
+    The names are those of the instrumentation that servers with FastAPI have."""
+
+    total_name: Final = "http_requests_total"
+    seconds_name: Final = "http_request_duration_seconds"
+
+    def __init__(self) -> None:
+        self.totals: Counter[tuple[str, str, str]] = Counter()
+        self.seconds: dict[tuple[str, str], Histogram] = {}
+
+    def observe(self, route: str, method: str, status: int, seconds: float) -> None:
+        # A client may send any word as a method, and each one would be kept.
+        method = method if method in _METHODS else "other"
+        self.totals[route, method, f"{status // 100}xx"] += 1
+        if (route, method) not in self.seconds:
+            self.seconds[route, method] = Histogram(self.seconds_name, "Time to the end of the response.", HTTP_EDGES)
+        self.seconds[route, method].observe(seconds)

@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol):
         headers = Headers(raw=self.headers or [])
         record = new_record(method, path, headers, now if self._started_at is None else self._started_at)
         record.status = error.status
-        record.error_code = error.code
+        record.error_code, record.error_status = error.code, error.status
         if self._requests is not None:
             self._requests.end(record, now)
         return record.request_id

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from minisgl.frontend.metrics.process import read_process_use
 from minisgl.frontend.metrics.prometheus import CONTENT_TYPE, Snapshot, render
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.logging import LostLines
@@ -29,6 +31,7 @@ class MetricsPage:
         self._names = names
         self._knows_load = knows_load
         self._lost_lines_fd = lost_lines_fd
+        self._started_at = time.time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         requests, names = self._requests, self._names()
@@ -40,5 +43,6 @@ class MetricsPage:
             requests.step_age(asyncio.get_running_loop().time()),
             requests.phases(),
             self._knows_load(),
+            read_process_use(self._started_at),
         )
         await Response(render(requests.metrics, snapshot), media_type=CONTENT_TYPE)(scope, receive, send)

@@ -22,6 +22,7 @@ from minisgl.frontend.server.error_body import ANTHROPIC_PATH
 from minisgl.frontend.server.request_record import attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
+from minisgl.frontend.server.route_paths import RoutePaths
 from minisgl.frontend.server.web_origins import without_foreign_pages
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,11 @@ OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/
 """Paths that need no API key: for probes, Prometheus and browsers."""
 
 
-def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConfig, *, on_loopback: bool) -> ASGIApp:
-    """Wrap `app` in everything that is the same for all paths. `on_loopback`: only this machine can connect. Raises
-    KeyFileError and OriginListError."""
+def with_middleware(
+    app: ASGIApp, routes: RoutePaths, requests: RequestTracker, config: FrontendConfig, *, on_loopback: bool
+) -> ASGIApp:
+    """Wrap `app` in everything that is the same for all paths. `routes`: those of `app`. `on_loopback`: only this
+    machine can connect. Raises KeyFileError and OriginListError."""
     access = config.access
     app = AdmissionMiddleware(app, requests)
     if access.api_keys is not None:
@@ -53,20 +56,22 @@ def with_middleware(app: ASGIApp, requests: RequestTracker, config: FrontendConf
                 expose_headers=("x-request-id", "x-ignored-params", "retry-after", "retry-after-ms"),
             )
         )
-    return RecordMiddleware(app, requests)
+    return RecordMiddleware(app, routes, requests)
 
 
 class RecordMiddleware:
     """Puts a record into the scope of each request and follows its messages. Responses carry the client's
     `x-request-id` or a new one. Unexpected exceptions end here."""
 
-    def __init__(self, app: ASGIApp, requests: RequestTracker) -> None:
+    def __init__(self, app: ASGIApp, routes: RoutePaths, requests: RequestTracker) -> None:
         self._app = app
+        self._routes = routes
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
         record = new_record(scope["method"], scope["path"], Headers(scope=scope), clock())
+        record.route = self._routes.match(record.path)
         client = record.client = client_connection(scope)
         record.address = scope["client"][0] if scope["client"] else ""
         body_seconds = self._requests.limits.body_seconds
@@ -116,7 +121,7 @@ class RecordMiddleware:
         except Exception:
             # The framework has responded, and where it was not reached, as with /metrics, the server responds with a
             # bare 500; unless the response had begun: then it is cut off here, and the server drops the connection.
-            record.error_code = "internal_error"
+            record.error_code, record.error_status = "internal_error", 500
             logger.exception("%s %s failed", scope["method"], scope["path"])
         finally:
             self._requests.end(record, clock())

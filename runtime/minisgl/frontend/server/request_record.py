@@ -20,6 +20,9 @@ from minisgl.frontend.server.response_stream import Phase, ResponseStream
 _KEY: Final = "minisgl.record"
 """Key of the record in the ASGI scope."""
 
+NO_ROUTE: Final = "none"
+"""Route of a path that none serves."""
+
 LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": "trace"}
 """Request header → field of the access log."""
 
@@ -35,6 +38,8 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     """Identifier in the body of the response, without its prefix."""
     method: str
     path: str
+    route: str = NO_ROUTE
+    """Path of the route that it matches, with the names of its parameters."""
     started_at: float
     headers: dict[str, str] = {}
     """Fields of the access log that repeat request headers."""
@@ -48,6 +53,8 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     """Name by which the client calls the model."""
     status: int = 0
     error_code: str = ""
+    error_status: int = 0
+    """HTTP status of that error, also if the response had begun with another one."""
     response_complete: bool = False
     disconnected_in: Phase | None = None
     """Phase in which the client left, before its response was complete."""

@@ -51,15 +51,19 @@ class RequestTracker:
         metrics = self.metrics
         if record.stream is not None:
             self._phases[record.stream.phase] -= 1
-        if record.stream is not None and isinstance(record.stream.error, ApiError):
+        if record.stream is not None and isinstance(record.stream.error, ApiError) and not record.error_code:
             # The task that writes the stream may have been cancelled before it met the error.
-            record.error_code = record.error_code or record.stream.error.code
+            record.error_code, record.error_status = record.stream.error.code, record.stream.error.status
         if record.disconnected_in is not None:
             metrics.disconnects[record.disconnected_in] += 1
             if record.stream is not None:
                 metrics.finished["abort"] += 1
         elif record.error_code:
             metrics.failed[record.error_code] += 1
+            if record.stream is not None and record.error_status >= 500:
+                metrics.finished["error"] += 1
+        if record.status and record.path not in access_log.NOT_LOGGED:
+            metrics.http.observe(record.route, record.method, record.status, now - record.started_at)
         access_log.write(record, now)
 
     def begin_generation(self) -> None:
@@ -157,6 +161,12 @@ class RequestTracker:
         if choice.index % stream.n == 0:
             metrics.prompt_tokens.observe(end.prompt_tokens)
             metrics.params_n.observe(stream.n)
+            computed = end.prompt_tokens - end.cached_tokens
+            metrics.computed_tokens.observe(computed)
+            metrics.cached_tokens.value += end.cached_tokens
+            metrics.prompt_tokens_by_source["local_compute"] += computed
+            metrics.prompt_tokens_by_source["local_cache_hit"] += end.cached_tokens
+            metrics.cached_tokens_by_source["device"] += end.cached_tokens
         metrics.generation_tokens.observe(end.completion_tokens)
         max_tokens = stream.max_tokens
         if max_tokens is None and self.model is not None:
@@ -172,6 +182,10 @@ class RequestTracker:
         if end.completion_tokens > 1:
             metrics.time_per_output_token.observe((now - choice.first_token_at) / (end.completion_tokens - 1))
         stream.finish(choice, end)
+        first = choice.index - choice.index % stream.n
+        siblings = stream.choices[first : first + stream.n]
+        if all(one.finished is not None for one in siblings):
+            metrics.max_generation_tokens.observe(max(one.tokens for one in siblings))
 
     def fail(self, choice: Choice, error: ApiError) -> None:
         if error.code == "queue_full":

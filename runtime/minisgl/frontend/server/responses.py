@@ -24,7 +24,8 @@ def error_response(scope: Scope, error: ApiError) -> Response:
     """Make the response to a request that ends in this error, and note the error in the request's record."""
     request_id = ""
     if (record := find_record(scope)) is not None:
-        record.error_code = record.error_code or error.code
+        if not record.error_code:
+            record.error_code, record.error_status = error.code, error.status
         request_id = record.request_id
     return Response(error_body(error, scope["path"], request_id), error.status, error.headers, "application/json")
 

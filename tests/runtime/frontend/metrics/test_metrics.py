@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minisgl.frontend.metrics.counters import COUNT_EDGES, ITL_EDGES, LATENCY_EDGES, TTFT_EDGES, FrontendMetrics
+from minisgl.frontend.metrics.process import ProcessUse
 from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.frontend.metrics.types import Histogram
 from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Status, Submit
@@ -17,6 +20,7 @@ from minisgl.wire.status import DataTypes
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
+from support.frontend.vllm_boards import ABSENT, BOARDS, parse
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 LABELS = {"model_name": "org/tiny", "engine": "0"}
@@ -64,6 +68,10 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
             assert (sample.name, rest) not in found, "duplicate sample"
             found[sample.name, rest] = sample.value
     return found
+
+
+def failing_with(code: str) -> Callable[[Submit], list[FromScheduler]]:
+    return lambda submit: [Failed(submit.id, code, "no answer")]
 
 
 def rendered(metrics: FrontendMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -142,20 +150,26 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
     request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
     request_prefill_time_seconds request_decode_time_seconds request_prompt_tokens request_generation_tokens
     iteration_tokens_total request_inference_time_seconds request_params_n request_params_max_tokens
-    request_num_preemptions num_requests_waiting_by_reason admission_rejections_total"""
+    request_num_preemptions num_requests_waiting_by_reason admission_rejections_total engine_sleep_state
+    request_max_num_generation_tokens request_prefill_kv_computed_tokens prompt_tokens_cached_total
+    prompt_tokens_by_source_total prompt_tokens_cached_by_source_total"""
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
     engine_start_seconds attention_backend_info data_type_info kernels_compiled_after_ready_total
     requests_continued_total request_continue_gap_seconds log_lines_lost_total
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
+COMMON_NAMES = """http_requests_total http_request_duration_seconds process_start_time_seconds process_cpu_seconds_total
+    process_resident_memory_bytes process_open_fds process_max_fds"""
+PROCESS = ProcessUse(started_at=1e9, cpu_seconds=2.5, resident_bytes=1 << 20, open_files=5, max_files=1024)
 
 
 def test_all_metric_names_are_present_and_documented() -> None:
-    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {}, knows_load=True)).decode()
+    page = render(FrontendMetrics(), Snapshot("org/tiny", STATUS, 0.25, {}, knows_load=True, process=PROCESS)).decode()
     given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
-    assert given == {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
+    own = {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
+    assert given == own | set(COMMON_NAMES.split())
     documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
-    assert given == set(re.findall(r"`((?:vllm|minisgl):\w+)", documented))
+    assert given == set(re.findall(r"`((?:(?:vllm|minisgl):|http_|process_(?!stuck))\w+)", documented))
 
 
 def test_a_value_on_an_edge_is_in_the_bucket_below() -> None:
@@ -171,6 +185,93 @@ def test_label_values_are_escaped() -> None:
     text = render(FrontendMetrics(), Snapshot('a"\\\nb', STATUS, 0.0, {}, knows_load=True)).decode()
     families = text_string_to_metric_families(text)
     assert {sample.labels["model_name"] for family in families for sample in family.samples} == {'a"\\\nb'}
+
+
+def test_what_a_request_computed_cached_and_generated_is_counted(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = answer_with(ids("ok"), cached=1)
+    usage = stack.http.post("/v1/completions", json={"prompt": "Hi", "n": 2, "max_tokens": 2}).json()["usage"]
+    found = samples(stack.http.get("/metrics").text)
+    cached, computed = 1, usage["prompt_tokens"] - 1
+    assert found["vllm:prompt_tokens_cached_total", ()] == cached
+    sources = {"local_compute": computed, "local_cache_hit": cached, "external_kv_transfer": 0}
+    by_source = "vllm:prompt_tokens_by_source_total"
+    assert {name: found[by_source, (("source", name),)] for name in sources} == sources
+    assert found["vllm:prompt_tokens_cached_by_source_total", (("source", "device"),)] == cached
+    assert found["vllm:request_prefill_kv_computed_tokens_sum", ()] == computed
+    longest = "vllm:request_max_num_generation_tokens"
+    assert (found[f"{longest}_count", ()], found[f"{longest}_sum", ()]) == (1, 2), "one prompt, of two choices"
+
+
+def test_only_faults_of_the_server_finish_with_the_reason_error(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    statuses = {"engine_error": 500, "deadline_exceeded": 408, "engine_stalled": 503}
+    for code, status in statuses.items():
+        stack.scheduler.answer = failing_with(code)
+        assert stack.http.post("/v1/completions", json={"prompt": "a"}).status_code == status
+    # The response has begun with 200 when the answer fails.
+    stack.scheduler.answer = lambda submit: [
+        *(Ack(submit.id), row(submit.id, 0, ids("a")[0])),
+        Failed(submit.id, "engine_error", "no answer"),
+    ]
+    with pytest.raises(httpx.RemoteProtocolError):
+        stack.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+    found = samples(stack.http.get("/metrics").text)
+    assert found["vllm:request_success_total", (("finished_reason", "error"),)] == 3
+
+
+def test_http_requests_are_counted_by_route_method_and_class_of_status(make_stack: MakeStack) -> None:
+    stack = make_stack()
+    stack.scheduler.answer = answer_with(ids("a"))
+    stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+    for path in ("/v1/models/a", "/v1/models/b/c", "/nowhere", "/elsewhere", "/health", "/metrics"):
+        stack.http.get(path)
+    stack.http.request("MKCOL", "/v1/completions")
+    found = samples(stack.http.get("/metrics").text)
+    counted = {
+        (of["handler"], of["method"], of["status"]): value
+        for (name, labels), value in found.items()
+        if name == "http_requests_total" and (of := dict(labels))["handler"] != "/ready"
+    }
+    assert counted == {
+        ("/v1/completions", "POST", "2xx"): 1,
+        ("/v1/models/{name:path}", "GET", "4xx"): 2,
+        ("none", "GET", "4xx"): 2,
+        ("/v1/completions", "other", "4xx"): 1,
+    }
+    times = {name: value for (name, labels), value in found.items() if ("handler", "/v1/completions") in labels}
+    assert times["http_request_duration_seconds_count"] == 1
+
+
+Sample = tuple[str, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def board_samples(shared_stack: FrontendStack) -> Iterator[list[Sample]]:
+    """Samples of a server that has answered, failed once, and knows the status of a busy engine."""
+    scheduler, http = shared_stack.scheduler, shared_stack.http
+    scheduler.answer = failing_with("engine_error")
+    assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 500
+    scheduler.answer = answer_with(ids("ok"))
+    assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+    idle, scheduler.status = scheduler.status, STATUS
+    eventually(lambda: "vllm:iteration_tokens_total_count" in http.get("/metrics").text)
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    yield [(sample.name, sample.labels) for family in families for sample in family.samples]
+    scheduler.status = idle
+
+
+@pytest.mark.parametrize("board", BOARDS)
+def test_the_series_of_the_boards_of_vllm_are_there(board: str, board_samples: list[Sample]) -> None:
+    missing = [text for text in BOARDS[board] if not any(parse(text).matches(*sample) for sample in board_samples)]
+    assert not missing
+
+
+def test_the_panels_of_vllm_boards_that_stay_empty_are_documented(board_samples: list[Sample]) -> None:
+    present = {name for name, _ in board_samples}
+    assert not [name for name in present if name.startswith(tuple(f"vllm:{beginning}" for beginning in ABSENT))]
+    documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    assert not [beginning for beginning in ABSENT if f"`{beginning}" not in documented]
 
 
 def test_the_gauges_of_the_load_are_there_without_an_engine() -> None:
