@@ -471,8 +471,9 @@ class Facts:
         return pruning(self.model, in_use, others_obsolete=unused_are_obsolete(self.replicas, self.observed))
 
     def awaits_first_report(self, reported_before: Collection[str]) -> bool:
-        """True if a pod that can answer has not been probed yet, as after a start of the operator. `reported_before`
-        names replicas whose leader has reported earlier: it is waited for even while its pod is not ready."""
+        """True if a pod that can answer has not been probed yet, as after its start, or the operator's.
+        `reported_before` names replicas whose leader has reported earlier: it is waited for even while its pod is not
+        ready."""
 
         def can_answer(pod: Manifest) -> bool:
             # A pod that has ended is never probed again, whatever its conditions are.
@@ -481,9 +482,7 @@ class Facts:
             silent = component(pod) == names.ENGINE and replica_name(pod) not in reported_before
             return has_condition(pod, "Ready") or (containers_started(pod) and not silent)
 
-        return any(
-            can_answer(pod) and pod["metadata"]["uid"] not in self.observed.reports for pod in self.observed.pods
-        )
+        return any(can_answer(pod) and not self.observed.was_probed(pod) for pod in self.observed.pods)
 
     def pod_failure(self, *reasons: Reason) -> PodFailure | None:
         """The first failure with one of these reasons."""

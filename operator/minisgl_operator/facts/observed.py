@@ -15,9 +15,11 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Unreachable:
-    """A probe without a usable response. `message` is for logs; conditions never repeat it."""
+    """A probe without a usable response. `message` is for logs; conditions never repeat it. `while_starting`: the pod
+    had not passed its startup probe then, so it need not have been listening."""
 
     message: str
+    while_starting: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ class Observed:
         """The pod's last report; None without one."""
         found = self.reports.get(pod["metadata"]["uid"])
         return None if isinstance(found, Unreachable) else found
+
+    def was_probed(self, pod: Manifest) -> bool:
+        """True if the pod was probed since it has passed its startup probe, or has answered before."""
+        found = self.reports.get(pod["metadata"]["uid"])
+        return found is not None and not (isinstance(found, Unreachable) and found.while_starting)
 
     def events_of(self, manifest: Manifest) -> tuple[ObjectEvent, ...]:
         """Events about the object, oldest first."""

@@ -15,7 +15,7 @@ from minisgl.wire.status import EnginePhase
 from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, condition_of, controller_uid, has_condition, is_deleting, parse_time
 from minisgl_operator.facts.ended_pods import EndedPod, ended_pod_of_replica
-from minisgl_operator.facts.observed import Observed, Report, Unreachable
+from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pod_failures import PodFailure, refusal_of
 from minisgl_operator.facts.pods import (
     cannot_run,
@@ -286,8 +286,7 @@ def replica_at(
         pods=pods,
         report=_leader_report(name, pods, observed),
         unreachable=any(
-            containers_started(pod) and isinstance(observed.reports.get(pod["metadata"]["uid"]), Unreachable)
-            for pod in pods
+            containers_started(pod) and observed.was_probed(pod) and observed.report(pod) is None for pod in pods
         ),
         refusal=None if stateful_set is None else refusal_of(stateful_set, len(pods), observed.events_of(stateful_set)),
         routing=routing,

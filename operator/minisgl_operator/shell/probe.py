@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import aiohttp
@@ -22,7 +23,7 @@ import msgspec
 from minisgl.wire.status import CONTROL_PORT, SECRET_HEADER, SERVING_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.observed import Report, Unreachable
-from minisgl_operator.facts.pods import component, serves_status
+from minisgl_operator.facts.pods import component, containers_started, serves_status
 from minisgl_operator.facts.wanted import is_at_zero, takes_requests
 from minisgl_operator.render import names
 from minisgl_operator.shell.metrics import Metrics
@@ -191,15 +192,20 @@ class Prober:
 
     def _received(self, key: ModelKey, pod: Manifest, report: Report | Unreachable) -> None:
         uid = _uid(pod)
+        before = self.reports.get(uid)
         if isinstance(report, Unreachable):
             self._metrics.probes["unreachable"] += 1
-            self._failures[uid] = self._failures.get(uid, 0) + 1
-            if uid in self.reports and self._failures[uid] < _FAILURES:
-                return
+            report = replace(report, while_starting=not containers_started(pod))
+            if report.while_starting and (before is None or isinstance(before, Unreachable)):
+                # Only what fails after the start counts.
+                self._failures[uid] = 0
+            else:
+                self._failures[uid] = self._failures.get(uid, 0) + 1
+                if before is not None and self._failures[uid] < _FAILURES:
+                    return
         else:
             self._metrics.probes["answered"] += 1
             self._failures.pop(uid, None)
-        before = self.reports.get(uid)
         self.reports[uid] = report
         if before is None or _significant_fields(before) != _significant_fields(report):
             waits = not isinstance(report, Unreachable) and bool(report.get("held"))
@@ -251,7 +257,7 @@ def _significant_fields(report: Report | Unreachable) -> object:
     """The report without the fields that change all the time: what they mean for the number of replicas is looked at
     from time to time. The first held request counts, as it may start the model."""
     if isinstance(report, Unreachable):
-        return None
+        return report.while_starting
     replicas = report.get("replicas")
     if not isinstance(replicas, list):
         return report

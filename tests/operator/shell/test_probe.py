@@ -217,6 +217,26 @@ async def test_a_refused_connection_is_unreachable() -> None:
         await until(lambda: isinstance(prober.reports.get("uid-m-r0-0"), Unreachable))
 
 
+async def test_silence_before_the_startup_probe_does_not_count_as_silence_after_it() -> None:
+    store, pods = Store(), Pods()
+    starting, started = pod(), pod(version=2)
+    for each, has_started in ((starting, False), (started, True)):
+        each["status"]["containerStatuses"] = [{"name": "engine", "started": has_started}]
+    store.put(starting)
+    async with probing(pods, store) as (prober, _):
+
+        def failures() -> int:
+            return prober._metrics.probes["unreachable"]
+
+        pods.answer = lambda: web.Response(status=503)
+        await until(lambda: failures() > 2)
+        assert prober.reports["uid-m-r0-0"] == Unreachable("status 503 of /status", while_starting=True)
+        before = failures()
+        store.put(started)
+        await until(lambda: prober.reports["uid-m-r0-0"] == Unreachable("status 503 of /status"))
+        assert failures() >= before + 2, "one failed probe is not enough"
+
+
 def test_member_pods_and_pods_that_do_not_run_are_not_probed() -> None:
     assert serves_status(pod())
     assert serves_status(pod(component="frontend", index="7"))

@@ -228,6 +228,21 @@ def test_the_last_status_stays_until_ready_pods_were_probed() -> None:
     assert scene.conditions(before)["Ready"]["status"] == "Unknown"
 
 
+def test_a_start_never_says_unreachable() -> None:
+    """Containers listen some time after they run, and pass their startup probe between two probes of the operator."""
+    scene = Scene(source=CLAIM)
+    engine = scene.not_ready("qwen-r0-0")
+    [container] = engine["status"]["containerStatuses"]
+    silent = Unreachable("connection refused", while_starting=True)
+    scene.reports |= {"qwen-r0-0": silent, "frontend-0": silent}
+    seen: Any = {}
+    for started, ready in ((False, "False"), (True, "False"), (True, "True")):
+        container["started"] = started
+        engine["status"]["conditions"] = [{"type": "Ready", "status": ready}]
+        seen = scene.status(seen)
+        assert "Unreachable" not in {each["reason"] for each in seen["conditions"]}, (started, ready)
+
+
 def test_the_last_status_stays_until_a_failed_replica_was_probed_again() -> None:
     """After a start of the operator the status would otherwise show for a moment that pods have not started."""
     scene = Scene(source=CLAIM)
