@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-_MEMORY: Final = Path("/proc/self/statm")
+_MEMORY: Final = "/proc/self/statm"
 _FILES: Final = "/proc/self/fd"
 
 
@@ -25,7 +24,8 @@ class ProcessUse(msgspec.Struct, frozen=True):
 def read_process_use(started_at: float) -> ProcessUse | None:
     """Read the use of this process, which serves since `started_at`. None: the system has no /proc."""
     try:
-        resident_pages = int(_MEMORY.read_text().split()[1])
+        with open(_MEMORY, "rb", buffering=0) as file:
+            resident_pages = int(file.read().split()[1])
         # The directory's size is its number of files since Linux 6.2. Listing thousands of them takes milliseconds.
         open_files = os.stat(_FILES).st_size or len(os.listdir(_FILES))
     except OSError:

@@ -147,7 +147,10 @@ class _Page:
         self._lines.append(f"# HELP {name} {text}\n# TYPE {name} gauge\n{name}{{{self._labels}{labels}}} {value}")
 
     def labelled(self, name: str, kind: str, text: str, label: str, values: Mapping[str, float]) -> None:
-        self.samples(name, kind, text, [({label: key}, value) for key, value in sorted(values.items())])
+        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}")
+        self._lines += [
+            f'{name}{{{self._labels},{label}="{_escape(key)}"}} {value}' for key, value in sorted(values.items())
+        ]
 
     def samples(self, name: str, kind: str, text: str, values: Sequence[tuple[Mapping[str, str], float]]) -> None:
         """One sample for each set of labels in `values`."""
