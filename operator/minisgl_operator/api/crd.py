@@ -31,13 +31,11 @@ def _column(name: str, kind: str, path: str, description: str, *, wide: bool = F
 _COLUMNS: Final = (
     _column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Status of the condition Ready."),
     _column("Phase", "string", ".status.phase", "Summary of the status in one word."),
+    _column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Reason of the condition Ready."),
     _column("Replicas", "integer", ".status.readyReplicas", "Number of routable replicas."),
     _column("Ranks", "string", ".status.ranks", "Ready and wanted ranks."),
     _column("Model", "string", ".status.model.name", "Source of the model."),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the creation."),
-    _column(
-        "Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Reason of the condition Ready.", wide=True
-    ),
     _column("Transport", "string", ".status.replicaStatuses[0].transport", "Transport between ranks.", wide=True),
     _column("URL", "string", ".status.url", "URL of the OpenAI API within the cluster.", wide=True),
 )

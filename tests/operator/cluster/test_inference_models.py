@@ -135,11 +135,11 @@ def test_a_status_is_stored_shown_in_columns_and_cannot_change_the_spec(
     assert stored["spec"]["replicas"] == 2
 
     heading, line = cluster.kubectl("-n", NAMESPACE, "get", "imodel", "shown").stdout.splitlines()
-    assert heading.split() == ["NAME", "READY", "PHASE", "REPLICAS", "RANKS", "MODEL", "AGE"]
-    assert line.split()[:-1] == ["shown", "True", "Degraded", "1", "3/4", "Qwen/Qwen3-0.6B"]
+    assert heading.split() == ["NAME", "READY", "PHASE", "REASON", "REPLICAS", "RANKS", "MODEL", "AGE"]
+    assert line.split()[:-1] == ["shown", "True", "Degraded", "Routable", "1", "3/4", "Qwen/Qwen3-0.6B"]
     wide = cluster.kubectl("-n", NAMESPACE, "get", "imodel", "shown", "-o", "wide").stdout.splitlines()
-    assert wide[0].split()[-3:] == ["REASON", "TRANSPORT", "URL"]
-    assert wide[1].split()[-3:] == ["Routable", "gloo", "http://demo.team.svc/v1"]
+    assert wide[0].split()[-2:] == ["TRANSPORT", "URL"]
+    assert wide[1].split()[-2:] == ["gloo", "http://demo.team.svc/v1"]
     cluster.kubectl("-n", NAMESPACE, "wait", "imodel/shown", "--for=condition=Ready", "--timeout=10s")
 
 
