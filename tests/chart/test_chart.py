@@ -18,6 +18,7 @@ from minisgl_operator.api.pod_template import RESERVED_LABEL_PREFIXES, RESERVED_
 from minisgl_operator.api.upgrades import UpgradeSettings
 from minisgl_operator.shell import resources
 from minisgl_operator.shell.config import Config, add_arguments, parse
+from support.cluster import chart_readme
 from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
 
 KUBERNETES = "1.36"
@@ -400,6 +401,27 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     assert _leaves(values) == {
         path for path in _schema_leaves(schema, schema["definitions"]) if not path.startswith(".global")
     }
+
+
+def test_every_value_has_a_description() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def without_description(section: Any, path: str) -> list[str]:
+        found = [] if section.get("description") else [path]
+        inner = schema["definitions"][section["$ref"].removeprefix("#/definitions/")] if "$ref" in section else section
+        return found + [
+            each
+            for name, field in inner.get("properties", {}).items()
+            for each in without_description(field, f"{path}.{name}")
+        ]
+
+    assert without_description(schema, "") == [""], "the schema itself has a title"
+
+
+def test_the_readme_lists_all_values_with_their_defaults() -> None:
+    assert chart_readme.PAGE.read_text() == chart_readme.render(), (
+        "run `PYTHONPATH=tests .venv/bin/python -m support.cluster.chart_readme`"
+    )
 
 
 @pytest.mark.parametrize("left_out", [("rules",), ("rules", "enabled")], ids=".".join)
