@@ -65,5 +65,18 @@ def test_the_namespace_enforces_the_restricted_profile(tree: list[Object]) -> No
 def test_samples_are_inference_models_with_an_explanation(path: Path) -> None:
     text = path.read_text()
     assert text.startswith("# ")
-    [sample] = yaml.safe_load_all(text)
-    InferenceModel.parse(sample)
+    model, *routes = yaml.safe_load_all(text)
+    InferenceModel.parse(model)
+    assert not routes or model["spec"]["frontend"]["auth"], "published without a key"
+
+
+def test_samples_publish_the_api_alone() -> None:
+    routes = [each for path in SAMPLES for each in list(yaml.safe_load_all(path.read_text()))[1:]]
+    paths = {
+        path["path"]["value"] if "value" in path["path"] else path["path"]
+        for each in routes
+        for rule in each["spec"]["rules"]
+        for path in rule.get("matches") or rule["http"]["paths"]
+    }
+    assert {each["kind"] for each in routes} == {"Ingress", "HTTPRoute"}
+    assert paths == {"/v1"}

@@ -22,6 +22,7 @@ from support.cluster.chart import (
     rendered,
 )
 from support.cluster.control_plane import LocalControlPlane
+from support.cluster.foreign_kinds import define
 
 RESTRICTED = "restricted-for-the-chart"
 
@@ -44,6 +45,8 @@ def test_rendered_pods_comply_with_the_restricted_profile(installed: LocalContro
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_samples_are_accepted(installed: LocalControlPlane, path: Path) -> None:
+    if "HTTPRoute" in path.read_text():
+        define(installed, {"gateway.networking.k8s.io/v1": ["HTTPRoute"]})
     installed.kubectl("create", "--dry-run=server", "--validate=strict", "-f", str(path))
 
 

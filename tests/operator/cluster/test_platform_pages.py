@@ -18,8 +18,9 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import render
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.config import add_arguments, parse
-from support.cluster.chart import CHART, NAMESPACE, Object
+from support.cluster.chart import CHART, NAMESPACE
 from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip
+from support.cluster.foreign_kinds import define
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "docs" / "platforms").glob("*.md"))
@@ -43,10 +44,7 @@ FOREIGN_KINDS = {
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
     """A separate control plane, as pages install the chart."""
     with control_plane_or_skip(tmp_path_factory.mktemp("platforms")) as running:
-        kinds = [(version, kind) for version, found in FOREIGN_KINDS.items() for kind in found]
-        running.apply(*(definition(version, kind) for version, kind in kinds))
-        for version, kind in kinds:
-            running.kubectl("wait", "--for=condition=Established", f"crd/{plural(kind)}.{version.split('/')[0]}")
+        define(running, FOREIGN_KINDS)
         yield running
 
 
@@ -151,27 +149,6 @@ def shown_files(page: Path) -> dict[str, str]:
 def shown_commands(page: Path) -> list[str]:
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line]
-
-
-def plural(kind: str) -> str:
-    return f"{kind.lower()}s"
-
-
-def definition(api_version: str, kind: str) -> Object:
-    group, version = api_version.split("/")
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    versions = [{"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}]
-    names = {"kind": kind, "plural": plural(kind), "singular": kind.lower()}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        # The API server protects groups of Kubernetes itself; the value names a review.
-        "metadata": {
-            "name": f"{plural(kind)}.{group}",
-            "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-        },
-        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": versions},
-    }
 
 
 def say_true(plane: LocalControlPlane, model: str, condition: str) -> None:
