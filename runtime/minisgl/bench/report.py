@@ -35,18 +35,22 @@ def report(bench: str, metrics: Mapping[str, Metric], reference: Mapping[str, Me
     machine and versions to `json_path` if given. Units are part of the names: `decode_step_cpu_ms`."""
     print(table(bench, metrics, reference))
     if json_path is not None:
-        document = {
-            "bench": bench,
-            "machine": machine(),
-            "versions": versions(),
-            "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "minisgl"), *sys.argv[1:]]),
-            "figures": dict(metrics),
-            "reference": dict(reference),
-        }
-        path = Path(json_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        print(f"written to {path}")
+        write_report(bench, metrics, reference, Path(json_path))
+
+
+def write_report(bench: str, metrics: Mapping[str, Metric], reference: Mapping[str, Metric], path: Path) -> None:
+    """Write the JSON file of a report."""
+    document = {
+        "bench": bench,
+        "machine": machine(),
+        "versions": versions(),
+        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "minisgl"), *sys.argv[1:]]),
+        "figures": dict(metrics),
+        "reference": dict(reference),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    print(f"written to {path}")
 
 
 def table(bench: str, metrics: Mapping[str, Metric], reference: Mapping[str, Metric]) -> str:

@@ -18,7 +18,7 @@ from minisgl.bench.errors import BenchError
 from minisgl.bench.http_client import Endpoint, HttpError, encoded
 from minisgl.bench.record import Result
 from minisgl.bench.report import Metric, report
-from minisgl.bench.samples import Answer, Sample, median_metrics, sample, summarize, write_plot
+from minisgl.bench.samples import Sample, median_metrics, sample, summarize, write_plot
 from minisgl.bench.sampling import Sampling
 from minisgl.bench.sending import Client, TimedRequest, send_all
 from minisgl.bench.traces import TraceRequest, TraceShape, make_trace, prompt_tokens, read_trace, write_trace
@@ -168,9 +168,7 @@ def run(
     samples: list[Sample] = []
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for seed in range(load.seed, load.seed + load.repeat):
-            prepared = _prepare(target, load, seed)
-            answers, client = runner.run(_run(endpoint, target, load, sampling, prepared, seed))
-            found = list(map(sample, answers))
+            found, client = runner.run(measure(endpoint, target, load, sampling, seed))
             samples += found
             runs.append(summarize(found, client.seconds, limits.given()) | _client_metrics(client))
         compiled = runner.run(_compiled_after_ready(endpoint))
@@ -190,16 +188,20 @@ def run(
     return 1 if errors else 0
 
 
-async def _run(
-    endpoint: Endpoint, target: Target, load: Load, sampling: Sampling, prepared: Sequence[_Prepared], seed: int
-) -> tuple[list[Answer], Client]:
+async def measure(
+    endpoint: Endpoint, target: Target, load: Load, sampling: Sampling, seed: int
+) -> tuple[list[Sample], Client]:
+    """Send the requests of the run with `seed` once. Returns the measurement of each. Raises HttpError, BenchError
+    `bad_trace`."""
+    prepared = _prepare(target, load, seed)
     model = target.model or await endpoint.first_model()
     path = "/v1/completions" if target.api == "completions" else "/v1/chat/completions"
     if load.warm_up:
         others = _prepare(target, load, seed + load.repeat)[: load.warm_up]
         await send_all(endpoint, path, [_encoded(target, sampling, model, other) for other in others], 1)
     requests = [_encoded(target, sampling, model, request) for request in prepared]
-    return await send_all(endpoint, path, requests, load.max_concurrency)
+    answers, client = await send_all(endpoint, path, requests, load.max_concurrency)
+    return list(map(sample, answers)), client
 
 
 def _trace(load: Load, seed: int) -> list[TraceRequest]:
