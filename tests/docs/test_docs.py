@@ -49,6 +49,23 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+def test_figures_of_the_readme_are_those_of_the_performance_page() -> None:
+    table = (ROOT / "README.md").read_text().partition("## How fast")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \|(.*)\|$", table, re.MULTILINE)
+    figures = {figure for row in rows for figure in re.findall(r"\d[\d,.]*", row)}
+    known = set(re.findall(r"\d[\d,.]*\d|\d", (ROOT / "docs" / "performance.md").read_text()))
+    assert len(figures) >= 15
+    assert figures <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_of_other_pages_are_headings(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#]*\.md)#([^)]+)\)", page.read_text()):
+        headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{target}#{anchor}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_that_pages_use_exist(page: Path) -> None:
     actions = [action for _, parser in commands(build_parser()) for action in flags(parser)]
