@@ -403,6 +403,16 @@ def test_every_value_has_a_schema_and_every_schema_a_value() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("storage", "said"), [("", "the\ncluster's default, which is often block"), ("nfs", "This release uses\nnfs.")]
+)
+def test_the_notes_say_what_storage_a_model_needs(storage: str, said: str) -> None:
+    values = {"defaults": {"storageClassName": storage}}
+    notes = helm("install", "some", str(CHART), "--dry-run=client", values=values).partition("NOTES:")[2]
+    assert "ReadWriteMany" in notes and "ReadWriteOnce" in notes
+    assert said in notes
+
+
 def test_every_value_has_a_description() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
 
