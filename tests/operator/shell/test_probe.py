@@ -222,19 +222,16 @@ async def test_silence_before_the_startup_probe_does_not_count_as_silence_after_
     starting, started = pod(), pod(version=2)
     for each, has_started in ((starting, False), (started, True)):
         each["status"]["containerStatuses"] = [{"name": "engine", "started": has_started}]
+    pods.answer = lambda: web.Response(status=503)
     store.put(starting)
-    async with probing(pods, store) as (prober, _):
-
-        def failures() -> int:
-            return prober._metrics.probes["unreachable"]
-
-        pods.answer = lambda: web.Response(status=503)
-        await until(lambda: failures() > 2)
+    async with probing(pods, store) as (prober, woken):
+        await until(lambda: pods.asked > 3)
         assert prober.reports["uid-m-r0-0"] == Unreachable("status 503 of /status", while_starting=True)
-        before = failures()
+        before = pods.asked
         store.put(started)
         await until(lambda: prober.reports["uid-m-r0-0"] == Unreachable("status 503 of /status"))
-        assert failures() >= before + 2, "one failed probe is not enough"
+        assert pods.asked >= before + 2, "one failed probe is not enough"
+        assert len(woken) == 2
 
 
 def test_member_pods_and_pods_that_do_not_run_are_not_probed() -> None:
