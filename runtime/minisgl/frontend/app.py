@@ -87,6 +87,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
             "root": model_names()[0],
             "parent": None,
             "max_model_len": None if known is None else known.card.max_model_len,
+            "capabilities": None if known is None else known.capabilities,
         }
 
     async def models(_: Request) -> Response:

@@ -333,6 +333,7 @@ class Router:
                 defaults=self.tokenizer.defaults,
                 names=names,
                 longest_token=self.tokenizer.encoder.longest_token,
+                capabilities=self.tokenizer.capabilities,
             )
             reason = ""
         self._serving = model is not None

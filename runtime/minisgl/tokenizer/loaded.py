@@ -28,6 +28,20 @@ class LoadedTokenizer(msgspec.Struct, frozen=True, eq=False):
     defaults: SamplingDefaults
     hashes: dict[str, str]
 
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """See `ServedModel.capabilities`."""
+        if not self.encoder.has_template:
+            return ()
+        reasons = self.answers.reasoning is not None
+        found = {
+            "chat": True,
+            "tools": self.answers.tools is not None,
+            "reasoning": reasons,
+            "reasoning_switch": reasons and self.encoder.can_switch_thinking,
+        }
+        return tuple(name for name, holds in found.items() if holds)
+
 
 def load(directory: str | Path, parsers: Parsers = _DETECT) -> LoadedTokenizer:
     """Load the tokenizer files in a directory. Raises TokenizerError."""

@@ -55,6 +55,15 @@ class PromptEncoder:
         """As in `ServedModel`."""
 
     @property
+    def has_template(self) -> bool:
+        return self._template is not None
+
+    @property
+    def can_switch_thinking(self) -> bool:
+        """A request decides whether the model reasons."""
+        return self._template is not None and self._template.features.can_switch_thinking
+
+    @property
     def takes_tools(self) -> bool:
         """The template of chats with tools renders them."""
         template = self._tool_template or self._template

@@ -189,6 +189,10 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Names that requests may use for the model; empty: only the card's name."""
     longest_token: int = 0
     """Most bytes of UTF-8 text that one token can stand for; 0: not known."""
+    capabilities: tuple[str, ...] | None = None
+    """What requests can ask of the model: `chat`, it has a chat template; `tools`, it calls tools; `reasoning`, its
+    answers may begin with marked reasoning; `reasoning_switch`, a request can switch that on and off. None: not
+    known."""
 
     @property
     def all_names(self) -> tuple[str, ...]:

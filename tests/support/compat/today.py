@@ -81,7 +81,7 @@ NEW_SINCE: Final[dict[str, dict[str, frozenset[str]]]] = {
         "fetch_status": _paths((".", "needed_bytes free_bytes")),
         "fetch_record": _paths((".", "owner files")),
         "from_tokenizer": _paths(
-            ("state.", "parked features no_engines model.longest_token"),
+            ("state.", "parked features no_engines model.longest_token model.capabilities"),
             ("checked_constraints", " .id .problems .problems[].code .problems[].message"),
             ("state.status.", "attention compiled_after_ready data_types deferred"),
             ("state.status.data_types[].", "kv_cache weights"),

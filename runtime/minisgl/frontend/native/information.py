@@ -78,6 +78,7 @@ class InformationEndpoints:
             "weight_version": model.card.revision,
             "max_model_len": model.card.max_model_len,
             "vocab_size": model.card.vocab_size,
+            "capabilities": model.capabilities,
         }
 
     def _load(self) -> dict[str, Any]:

@@ -27,6 +27,15 @@ def test_the_model_is_described(stack: FrontendStack, path: str) -> None:
     info = stack.http.get(path).json()
     assert (info["model_path"], info["tokenizer_path"], info["is_generation"]) == ("org/tiny", "org/tiny", True)
     assert (info["max_model_len"], info["vocab_size"], info["weight_version"]) == (256, 512, "r1")
+    # The vocabulary of this model has markers of reasoning; its template has no switch for it, and no tools.
+    assert info["capabilities"] == ["chat", "reasoning"]
+
+
+def test_what_requests_can_ask_of_the_model_is_found_from_its_template(agent_stack: FrontendStack) -> None:
+    expected = ["chat", "tools", "reasoning", "reasoning_switch"]
+    assert agent_stack.http.get("/get_model_info").json()["capabilities"] == expected
+    [card] = agent_stack.http.get("/v1/models").json()["data"]
+    assert card["capabilities"] == expected
 
 
 @pytest.mark.parametrize("path", ["/get_server_info", "/server_info"])
