@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -38,11 +37,10 @@ from minisgl.frontend.server.metrics_page import MetricsPage
 from minisgl.frontend.server.middleware import with_middleware
 from minisgl.frontend.server.responses import json_response, on_error
 from minisgl.frontend.server.route_paths import RoutePaths
+from minisgl.frontend.server.web_pages import WEB_PAGES, web_page
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.version import __version__
 from minisgl.wire.text import SamplingDefaults, ServedModel
-
-_CHAT_PAGE: Final = Path(__file__).parent / "static" / "chat.html"
 
 
 def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback: bool) -> ASGIApp:
@@ -101,9 +99,6 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     async def version(_: Request) -> Response:
         return json_response({"version": __version__})
 
-    async def chat_page(_: Request) -> Response:
-        return Response(_CHAT_PAGE.read_bytes(), media_type="text/html")
-
     async def openapi_document(_: Request) -> Response:
         return json_response(openapi(tokenizers.model))
 
@@ -145,7 +140,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
         Route("/openapi.json", openapi_document),
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/", chat_page),
+        *(Route(path, web_page) for path in WEB_PAGES),
         Route("/health", health),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/health_generate", GenerationProbe(tokenizers).__call__, methods=["GET"]),

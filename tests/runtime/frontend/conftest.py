@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.frontend.chat_templates import AGENT
+from support.frontend.chromium import Page
 from support.frontend.scripted import ScriptedStack
 from support.frontend.stack import FrontendStack
 
@@ -65,6 +66,21 @@ def scripted(shared_scripted: ScriptedStack) -> ScriptedStack:
     """For tests of what becomes of text, reasoning and tool calls."""
     shared_scripted.reset()
     return shared_scripted
+
+
+@pytest.fixture(scope="session")
+def browser(shared_scripted: ScriptedStack) -> Iterator[Page]:
+    with Page(f"{shared_scripted.url}/") as page:
+        yield page
+
+
+@pytest.fixture
+def page(scripted: ScriptedStack, browser: Page) -> Page:
+    """The chat page, in a browser that has kept nothing of other tests."""
+    browser.resize(900, 700)
+    browser.open(f"{scripted.url}/")
+    browser.wait_for("document.querySelector('#model').textContent === 'org/tiny'")
+    return browser
 
 
 @pytest.fixture

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from minisgl.wire.text import FromTokenizer, Generate
+from minisgl.wire.text import FromTokenizer, Generate, TextFailed
 from support.frontend.chromium import Page
-from support.frontend.scripted import Script, ScriptedStack, answer, calls, says, thinks
+from support.frontend.scripted import MODEL, Script, ScriptedStack, answer, calls, says, thinks
+from support.frontend.served import eventually
 
 _ANSWERED = "document.querySelector('#stop').hidden && document.querySelectorAll('.speed').length"
-
-
-@pytest.fixture
-def page(scripted: ScriptedStack) -> Iterator[Page]:
-    with Page(f"{scripted.url}/") as page:
-        page.wait_for("document.querySelector('#model').textContent === 'org/tiny'")
-        yield page
+_WIDE = (
+    "| a | b |\n|---|---|\n"
+    + f"| {'wide ' * 30} | {'cells ' * 30} |\n\n```\n{'code ' * 60}\n```\n\n$$ {'x + ' * 60} y $$"
+)
+_RECORD = (
+    "window.bodies = []; const real = fetch; window.fetch = (url, options) => {"
+    "if (options?.body) bodies.push(JSON.parse(options.body)); return real(url, options); }; 0"
+)
 
 
 def _then(first: Script, second: Script) -> Script:
@@ -30,6 +36,14 @@ def _then(first: Script, second: Script) -> Script:
     return script
 
 
+def _fails(code: str, message: str) -> Script:
+    return lambda request: [TextFailed(id=request.id, code=code, message=message)]
+
+
+def _click(page: Page, selector: str, number: int = 0) -> None:
+    page.evaluate(f"document.querySelectorAll({selector!r})[{number}].click()")
+
+
 def _ask(page: Page, question: str) -> None:
     page.evaluate("document.querySelector('#question').focus()")
     page.type(question)
@@ -40,6 +54,22 @@ def _ask(page: Page, question: str) -> None:
 def _texts(page: Page, selector: str) -> list[str]:
     texts: list[str] = page.evaluate(f"[...document.querySelectorAll('{selector}')].map(node => node.textContent)")
     return texts
+
+
+def _questions(scripted: ScriptedStack) -> list[tuple[str, str | None]]:
+    """Return role and content of the messages that were sent last."""
+    sent = scripted.last(Generate).messages
+    assert sent is not None
+    return [(message.role, message.content) for message in sent]
+
+
+def _set(page: Page, **settings: str) -> None:
+    """Fill in fields of the settings."""
+    if not page.evaluate("document.querySelector('#settings').open"):
+        _click(page, "#open-settings")
+    for name, value in settings.items():
+        page.evaluate(f"document.querySelector('#settings form').elements[{name!r}].value = {json.dumps(value)}")
+    _click(page, "#settings button.main")
 
 
 def test_thinking_is_folded(scripted: ScriptedStack, page: Page) -> None:
@@ -66,18 +96,21 @@ def test_thinking_streams_before_the_answer_begins(scripted: ScriptedStack, page
     page.press_enter()
     page.wait_for("document.querySelector('.thinking div')?.textContent === 'Hm, let me see'")
     assert _texts(page, ".thinking summary") == ["Thinking…"]
-    page.evaluate("document.querySelector('#stop').click()")
+    _click(page, "#stop")
     page.wait_for(_ANSWERED)
-    assert page.evaluate("messages.length") == 0
-
-
-def test_thinking_can_be_switched_off(scripted: ScriptedStack, page: Page) -> None:
     scripted.script = answer(says("Yes."))
-    page.evaluate("document.querySelector('#think').click()")
     _ask(page, "Really?")
-    sent = scripted.last(Generate)
-    assert sent.template_variables == {"enable_thinking": False}
-    assert sent.tools is None
+    assert _questions(scripted) == [("user", "Really?")]
+
+
+@pytest.mark.parametrize(("choice", "sent"), [("off", False), ("on", True), ("", None)])
+def test_thinking_can_be_switched(scripted: ScriptedStack, page: Page, choice: str, sent: bool | None) -> None:
+    scripted.script = answer(says("Yes."))
+    page.evaluate(f"document.querySelector('#think').value = '{choice}'")
+    _ask(page, "Really?")
+    request = scripted.last(Generate)
+    assert request.thinking is sent
+    assert request.tools is None
 
 
 def test_the_example_runs_a_tool_and_sends_its_result(scripted: ScriptedStack, page: Page) -> None:
@@ -120,7 +153,9 @@ def test_a_model_that_only_calls_tools_is_stopped(scripted: ScriptedStack, page:
     _ask(page, "Do it")
     assert len(_texts(page, ".call .result")) == 7
     assert _texts(page, ".wrong") == ["the model called tools 8 times in a row"]
-    assert page.evaluate("messages.length") == 0
+    scripted.script = answer(says("Yes."))
+    _ask(page, "Really?")
+    assert _questions(scripted) == [("user", "Really?")]
 
 
 def test_the_page_uses_no_external_resources(scripted: ScriptedStack, page: Page) -> None:
@@ -128,4 +163,253 @@ def test_the_page_uses_no_external_resources(scripted: ScriptedStack, page: Page
     assert "http://" not in text
     assert "https://" not in text
     assert "default-src 'none'" in text
-    assert page.evaluate("performance.getEntriesByType('resource').every(e => e.name.startsWith(location.origin))")
+    assert "unsafe" not in text
+    loaded = "performance.getEntriesByType('resource')"
+    assert page.evaluate(f"{loaded}.filter(one => one.name.includes('/static/')).length") > 10
+    assert page.evaluate(f"{loaded}.every(one => one.name.startsWith(location.origin))")
+    assert page.evaluate(f"{loaded}.reduce((sum, one) => sum + one.decodedBodySize, 0)") < 400_000
+
+
+def test_only_what_the_person_has_set_is_sent(scripted: ScriptedStack, page: Page) -> None:
+    page.evaluate(_RECORD)
+    scripted.script = answer(says("Hi."))
+    _ask(page, "Hello")
+    always = {"model", "messages", "stream", "stream_options"}
+    assert page.evaluate("Object.keys(bodies[0])") == ["model", "messages", "stream", "stream_options"]
+    _set(page, system="Be brief.", temperature="0.2", max_tokens="5", top_p="7")
+    # A value that cannot be valid keeps the settings open.
+    assert page.evaluate("document.querySelector('#settings').open")
+    _set(page, top_p="")
+    assert not page.evaluate("document.querySelector('#settings').open")
+    _ask(page, "And now?")
+    sent: dict[str, Any] = page.evaluate("bodies[1]")
+    assert {name: value for name, value in sent.items() if name not in always} == {"temperature": 0.2, "max_tokens": 5}
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    # They last until they are cleared.
+    page.send("Page.reload")
+    page.wait_for("document.querySelector('#model')?.textContent === 'org/tiny'")
+    _ask(page, "Still?")
+    assert scripted.last(Generate).params.temperature == 0.2
+    _click(page, "#open-settings")
+    _click(page, "#clear-settings")
+    _set(page)
+    _ask(page, "Now?")
+    assert scripted.last(Generate).params.temperature == MODEL.defaults.temperature
+    assert _questions(scripted)[0] == ("user", "Hello")
+
+
+def test_an_answer_is_given_again_and_a_question_is_changed(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = answer(says("One."))
+    _ask(page, "First")
+    _ask(page, "Second")
+    scripted.script = answer(says("Other."))
+    _click(page, ".retry", 1)
+    page.wait_for(f"{_ANSWERED} && document.querySelectorAll('.retry').length === 2")
+    assert _questions(scripted) == [("user", "First"), ("assistant", "One."), ("user", "Second")]
+    assert _texts(page, ".turn") == ["First", "One.", "Second", "Other."]
+    _click(page, ".edit-question")
+    page.evaluate("document.querySelector('.edit textarea').value = 'Changed'")
+    _click(page, ".edit button.main")
+    page.wait_for(f"{_ANSWERED} && document.querySelectorAll('.retry').length === 1")
+    assert _questions(scripted) == [("user", "Changed")]
+    assert _texts(page, ".turn") == ["Changed", "Other."]
+
+
+def test_chats_are_kept_listed_and_removed(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = _then(
+        answer(thinks("Hm."), calls(0, "add", '{"a": 2, "b": 3}'), tool_calls=1), answer(says("It is **5**."))
+    )
+    _click(page, "#use-tools")
+    _ask(page, "2 + 3?")
+    shown = [*_texts(page, ".turn"), *_texts(page, ".call"), *_texts(page, ".thinking div")]
+    assert len(shown) == 4
+    _click(page, "#reset")
+    assert _texts(page, "#welcome h2") == ["Ask something"]
+    assert _texts(page, ".turn") == []
+    scripted.script = answer(says("Yes."))
+    _ask(page, "Other")
+    assert _questions(scripted) == [("user", "Other")]
+    # A reload shows the chat that was open.
+    page.send("Page.reload")
+    page.wait_for("document.querySelectorAll('.turn').length === 2")
+    assert _texts(page, "#chat-list .open") == ["Other", "2 + 3?"]
+    _click(page, "#chat-list .open", 1)
+    assert [*_texts(page, ".turn"), *_texts(page, ".call"), *_texts(page, ".thinking div")] == shown
+    page.wait_for("document.querySelector('#model').textContent === 'org/tiny'")
+    _ask(page, "Sure?")
+    assert [role for role, _ in _questions(scripted)] == ["user", "assistant", "tool", "assistant", "user"]
+    _click(page, "#chat-list .quiet", 0)
+    assert _texts(page, "#chat-list .open") == ["Other"]
+    assert _texts(page, "#welcome h2") == ["Ask something"]
+
+
+def test_chats_leave_in_a_file_and_come_back(scripted: ScriptedStack, page: Page, tmp_path: Path) -> None:
+    scripted.script = answer(says("Yes."))
+    _ask(page, "Keep <b>this</b>")
+    page.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    _click(page, "#export")
+    file = tmp_path / "minisgl-chats.json"
+    eventually(file.exists)
+    [chat] = json.loads(file.read_text())["chats"]
+    assert (chat["title"], chat["exchanges"][0]["messages"][0]["content"]) == ("Keep <b>this</b>", "Yes.")
+    _click(page, "#chat-list .quiet")
+    assert _texts(page, "#chat-list .open") == []
+
+    def choose(path: Path) -> None:
+        root = page.send("DOM.getDocument")["root"]["nodeId"]
+        node = page.send("DOM.querySelector", nodeId=root, selector="#import-file")["nodeId"]
+        page.send("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(file.read_text().replace('"role": "assistant"', '"role": "root"'))
+    choose(damaged)
+    page.wait_for("document.querySelector('#announcer').textContent.includes('damaged')")
+    assert _texts(page, "#chat-list .open") == []
+    choose(file)
+    page.wait_for("document.querySelector('#announcer').textContent === '1 chat imported'")
+    assert _texts(page, "#chat-list .open") == ["Keep <b>this</b>"]
+    _click(page, "#chat-list .open")
+    assert _texts(page, ".turn") == ["Keep <b>this</b>", "Yes."]
+
+
+def test_the_oldest_chats_make_room(browser: Page) -> None:
+    kept = browser.evaluate(
+        "(async () => { const { ChatStore, MemoryStorage, newChat } = await import('/static/chat/store.js');"
+        "const store = new ChatStore(new MemoryStorage());"
+        "const add = (question, updated) => store.save({ ...newChat(), updated, exchanges:"
+        "  [{ question, messages: [], note: '', problem: null }] });"
+        "for (let number = 0; number < 203; number++) add(`${number}`, number);"
+        "const many = store.list().map(chat => chat.title);"
+        "const large = add('x'.repeat(2_999_000), 900);"
+        "return [many.length, many[0], many.at(-1), large, store.list().length < 20, add('x'.repeat(4e6), 901)]; })()"
+    )
+    assert kept == [200, "202", "3", True, True, False]
+
+
+def test_one_of_several_models_is_chosen(scripted: ScriptedStack, page: Page) -> None:
+    scripted.serve(msgspec.structs.replace(MODEL, names=("org/tiny", "other"), capabilities=("chat", "tools")))
+    page.send("Page.reload")
+    page.wait_for("document.querySelector('#model select')?.value === 'org/tiny'")
+    page.evaluate(_RECORD)
+    page.evaluate(
+        "const choice = document.querySelector('#model select'); choice.value = 'other';"
+        "choice.dispatchEvent(new Event('change'))"
+    )
+    scripted.script = answer(says("Yes."))
+    _ask(page, "Who?")
+    assert page.evaluate("bodies[0].model") == "other"
+    page.send("Page.reload")
+    page.wait_for("document.querySelector('#model select')?.value === 'other'")
+
+
+def test_thinking_and_tools_are_offered_where_the_model_has_them(scripted: ScriptedStack, page: Page) -> None:
+    controls = ["#thinking-control", "#tools-control", "#example"]
+    visible = f"{controls}.map(one => document.querySelector(one)?.checkVisibility() ?? false)"
+    assert page.evaluate(visible) == [True, True, True]
+    scripted.serve(msgspec.structs.replace(MODEL, capabilities=("chat", "reasoning")))
+    page.send("Page.reload")
+    page.wait_for("document.querySelector('#model')?.textContent === 'org/tiny'")
+    assert page.evaluate(visible) == [False, False, False]
+
+
+def test_an_error_says_what_to_do(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = _fails("context_length_exceeded", "This model's maximum context length is 256 tokens.")
+    _ask(page, "Long")
+    assert _texts(page, ".wrong") == ["This chat is longer than the model can read."]
+    assert "Start a new chat" in _texts(page, ".advice")[0]
+    assert _texts(page, ".detail") == ["This model's maximum context length is 256 tokens."]
+    page.evaluate("window.real = fetch; window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); 0")
+    _ask(page, "Gone")
+    assert _texts(page, ".wrong")[1:] == ["The server cannot be reached."]
+    page.evaluate("window.fetch = real; 0")
+    scripted.script = answer(says("Here."))
+    _click(page, ".retry", 1)
+    page.wait_for(f"{_ANSWERED} && document.querySelectorAll('.wrong').length === 1")
+    assert _questions(scripted) == [("user", "Gone")]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "param", "what", "advice", "action"),
+    [
+        (401, "missing_api_key", None, "This server needs an API key.", "Enter it in the settings.", "settings"),
+        (
+            400,
+            "invalid_value",
+            "top_k",
+            "The server refuses “top_k”.",
+            "Change it in the settings, then retry.",
+            "settings",
+        ),
+        (404, "model_not_found", "model", "This model is no longer served here.", "Choose another one", None),
+        (429, "queue_full", None, "Too many requests wait at this server.", "Wait a few seconds", None),
+        (503, "engine_unavailable", None, "No model can answer at the moment.", "It may still be starting.", None),
+        (403, "origin_not_allowed", None, "The server refuses this page.", "Only the people who run", None),
+        (500, "internal_error", None, "The server could not finish the answer.", "about request abc", None),
+    ],
+)
+def test_errors_of_the_server_are_explained(
+    browser: Page, status: int, code: str, param: str | None, what: str, advice: str, action: str | None
+) -> None:
+    error = json.dumps({"message": "the server's words", "code": code, "param": param})
+    found: dict[str, Any] = browser.evaluate(
+        "Promise.all([import('/static/chat/api.js'), import('/static/chat/problems.js')])"
+        f".then(([api, problems]) => problems.explain(new api.ApiError({status}, {error}, 'abc')))"
+    )
+    assert (found["what"], found["action"], found["detail"]) == (what, action, "the server's words")
+    assert advice in found["advice"]
+
+
+def test_a_server_without_a_model_is_asked_again(scripted: ScriptedStack, page: Page) -> None:
+    page.evaluate(
+        "(async () => { const { Models } = await import('/static/chat/models.js'); const real = fetch;"
+        "const later = setTimeout; window.setTimeout = run => later(run, 0);"
+        'window.fetch = async () => new Response(\'{"error": {"message": "m", "code": "engine_unavailable"}}\','
+        "  { status: 503 });"
+        "window.found = []; const models = new Models(localStorage, () => '', problem => found.push(problem?.what));"
+        "await models.load(); found.push(document.querySelector('#model').textContent); window.fetch = real; })()"
+    )
+    page.wait_for("document.querySelector('#model').textContent === 'org/tiny'")
+    assert page.evaluate("found.map(one => one ?? '')") == ["No model can answer at the moment.", "no model", ""]
+
+
+def test_each_turn_has_a_speaker_and_each_answer_one_announcement(scripted: ScriptedStack, page: Page) -> None:
+    page.evaluate(
+        "window.announced = [];"
+        "new MutationObserver(() => { const { textContent } = document.querySelector('#announcer');"
+        "if (textContent) announced.push(textContent); })"
+        ".observe(document.querySelector('#announcer'), { childList: true, characterData: true, subtree: true })"
+    )
+    scripted.script = answer(*(says(f"{word} ") for word in ["a", "**bold**", "answer"]))
+    _ask(page, "Go")
+    page.wait_for("announced.length")
+    assert page.evaluate("announced") == ["a bold answer"]
+    assert _texts(page, "article > h2") == ["You", "Assistant"]
+    assert page.evaluate("document.querySelectorAll('main [aria-live], main[aria-live]').length") == 0
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_screen(scripted: ScriptedStack, page: Page, width: int) -> None:
+    page.resize(width, 800)
+    long_name = "organization/a-model-with-a-very-long-name-that-no-phone-can-show-in-one-line-7B-Instruct"
+    page.evaluate(f"document.querySelector('#model').textContent = '{long_name}'")
+    # 2,000 characters without a space.
+    scripted.script = answer(thinks("t" * 2000), says(f"{'w' * 2000}\n\n{_WIDE}"))
+    _ask(page, "q" * 2000)
+    outside = (
+        "[...document.querySelectorAll('header > *, footer *, .message, .turn > *, .actions > *')]"
+        ".filter(node => node.checkVisibility() && !node.closest('[hidden]'))"
+        f".filter(node => node.getBoundingClientRect().right > {width} || node.getBoundingClientRect().left < 0)"
+        ".map(node => node.outerHTML.slice(0, 80))"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth")
+    assert page.evaluate(outside) == []
+    assert page.evaluate("document.querySelector('#model').getBoundingClientRect().width") > 100
+    _click(page, "#open-settings")
+    assert page.evaluate("document.querySelector('#settings').getBoundingClientRect().right") < width
+    assert page.evaluate("document.querySelector('#settings').scrollWidth") <= width
+    _click(page, "#settings button.main")
+    if width == 390:
+        _click(page, "#open-chats")
+        page.wait_for("document.querySelector('#chats').getBoundingClientRect().left === 0")
+        assert page.evaluate("document.querySelector('#close-chats').checkVisibility()")

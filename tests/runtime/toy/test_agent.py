@@ -290,6 +290,7 @@ def test_a_chat_goes_on_behind_a_call(client: openai.OpenAI, offline: OfflineAge
 def test_the_example_of_the_chat_page_thinks_calls_and_answers(served: Served) -> None:
     with Page(f"{served.url}/") as page:
         page.wait_for(f"{list(TEMPLATES)}.includes(document.querySelector('#model').textContent)")
+        page.evaluate("document.querySelector('[name=temperature]').value = '0'; 0")
         page.evaluate("document.querySelector('#example').click()")
         answered = "document.querySelector('#stop').hidden && document.querySelectorAll('.speed').length === "
         page.wait_for(f"{answered}1")

@@ -204,6 +204,7 @@ def test_page_in_a_browser(served: Served, tmp_path: Path) -> None:
     question, answer = _FIRST[9]
     with Page(f"{served.url}/") as page:
         page.wait_for(f"document.querySelector('#model').textContent === '{demo_checkpoint().name}'")
+        page.evaluate("document.querySelector('[name=temperature]').value = '0'; 0")
         page.evaluate("document.querySelector('#question').focus()")
         page.type(question)
         page.press_enter()
@@ -232,7 +233,9 @@ def test_a_new_chat_on_the_page_starts_empty(served: Served) -> None:
         page.wait_for("document.querySelectorAll('.turn')[1]?.textContent.length > 20")
         page.evaluate("document.querySelector('#reset').click()")
         page.wait_for("document.querySelector('#stop').hidden")
-        assert page.evaluate("[messages.length, turns.children.length]") == [0, 0]
+        # Nothing of the answer is left, and the page begins as at first.
+        assert page.evaluate("[turns.children.length, turns.querySelector('h2').textContent]") == [1, "Ask something"]
+        assert page.evaluate("getComputedStyle(document.querySelector('#thinking-control')).display") == "none"
 
 
 def test_training_is_determined_by_the_seed() -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 _WAIT_SECONDS = 60
 _OFF = ("gpu", "quic", "background-networking", "component-update", "sync", "dev-shm-usage", "extensions")
@@ -55,8 +56,20 @@ class Page:
             "Emulation.setEmulatedMedia",
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
         )
+        self.open(url)
+
+    def open(self, url: str) -> None:
+        """Go to `url`, with an empty storage."""
+        self.send("Page.navigate", url="about:blank")
+        self.send(
+            "Storage.clearDataForOrigin", origin="{0.scheme}://{0.netloc}".format(urlsplit(url)), storageTypes="all"
+        )
         self.send("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def resize(self, width: int, height: int) -> None:
+        """Set the size of the page, in CSS pixels."""
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Call a method of the protocol and return its result."""
@@ -78,7 +91,10 @@ class Page:
                 return result
 
     def evaluate(self, expression: str) -> Any:
-        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, userGesture=True)
+        """Return the value of an expression; of a promise, what it resolves to."""
+        result = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, userGesture=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 

@@ -38,6 +38,13 @@ from support.frontend.fake_scheduler import WAIT_SECONDS, card
 
 M = TypeVar("M", bound=msgspec.Struct)
 
+MODEL = ServedModel(
+    card=card("org/tiny"),
+    epoch=(1, 1),
+    defaults=SamplingDefaults(temperature=0.6),
+    capabilities=("chat", "tools", "reasoning", "reasoning_switch"),
+)
+
 
 class Step(msgspec.Struct, frozen=True):
     """Output of one step of a request."""
@@ -97,6 +104,7 @@ class ScriptedStack:
 
     def __init__(self, path: Path, **config: Any) -> None:
         self.script: Script = answer()
+        self.model = MODEL
         self._received: list[ToTokenizer] = []
         address = f"ipc://{path}/text"
         self.server = FrontendServer(FrontendConfig(port=0, tokenizer_addresses=(address,), **config))
@@ -118,7 +126,19 @@ class ScriptedStack:
 
     def reset(self) -> None:
         self.script = answer()
+        self.serve(MODEL)
         self._received.clear()
+
+    def serve(self, model: ServedModel) -> None:
+        """Serve a model from now on."""
+        if model == self.model:
+            return
+        self.model = model
+        os.write(self._wake_write, b"!")
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self.http.get("/get_model_info").json()["capabilities"] != [*(model.capabilities or ())]:
+            assert time.monotonic() < deadline, "the server does not learn of the model"
+            time.sleep(0.02)
 
     def fail_last(self) -> None:
         """End the last request with an error."""
@@ -151,7 +171,9 @@ class ScriptedStack:
         poller.register(self._wake_read, zmq.POLLIN)
         while not self._stopping:
             ready = dict(poller.poll(200))
-            self._outgoing.append(_state())
+            self._outgoing.append(
+                WorkerState(version=TEXT_WIRE_VERSION, at=time.monotonic(), model=self.model, status=None)
+            )
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
             if socket in ready:
@@ -171,8 +193,3 @@ class ScriptedStack:
                 words = sum(len((message.content or "").split()) for message in request.messages or ())
                 return [Encoded(id=request.id, tokens=bytes(4 * words), names=[b""] * words)]
         return ()
-
-
-def _state() -> WorkerState:
-    model = ServedModel(card=card("org/tiny"), epoch=(1, 1), defaults=SamplingDefaults(temperature=0.6))
-    return WorkerState(version=TEXT_WIRE_VERSION, at=time.monotonic(), model=model, status=None)

@@ -8,12 +8,13 @@ from typing import Final
 from minisgl.frontend.server.json_body import truncate
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.response_stream import ResponseStream
+from minisgl.frontend.server.web_pages import PAGE_FILES
 
 # A documented name, which log pipelines select by. It does not follow the module.
 logger = logging.getLogger("minisgl.frontend.access_log")
 
-NOT_LOGGED: Final = frozenset({"/health", "/ping", "/ready", "/metrics"})
-"""Paths that machines request several times a second."""
+NOT_LOGGED: Final = frozenset({"/health", "/ping", "/ready", "/metrics", *PAGE_FILES})
+"""Paths that machines request several times a second, and files that a browser loads with a page."""
 
 _MAX_LENGTH: Final = 256
 """Characters of a path, or of a model's name."""

@@ -24,6 +24,7 @@ from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
 from minisgl.frontend.server.route_paths import RoutePaths
 from minisgl.frontend.server.web_origins import without_foreign_pages
+from minisgl.frontend.server.web_pages import WEB_PAGES
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _PIECE_BYTES: Final = 64 << 10
 """Largest part of a body of one send. A client has `send_seconds` for each, so that a large body does not
 require a faster client than a stream does."""
 
-OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/ready", "/metrics", "/version"})
+OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", *WEB_PAGES})
 """Paths that need no API key: for probes, Prometheus and browsers."""
 
 
