@@ -1,4 +1,4 @@
-"""GET /openapi.json: the request bodies of the API. A body that the document allows is one that is accepted.
+"""GET /openapi.json: the operations of the API. A body that the document allows is one that is accepted.
 
 Types and ranges come from the structs that bodies are decoded to; what is checked after decoding has its schema here.
 """
@@ -6,7 +6,7 @@ Types and ranges come from the structs that bodies are decoded to; what is check
 from __future__ import annotations
 
 import copy
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,20 +34,77 @@ from minisgl.wire.text import ServedModel
 
 Schema = dict[str, Any]
 
-_BODIES: Final[dict[str, type[msgspec.Struct]]] = {
-    "/v1/chat/completions": ChatBody,
-    "/v1/chat/completions/batch": ChatBatchBody,
-    "/v1/completions": CompletionBody,
-    "/v1/responses": ResponsesBody,
-    "/v1/responses/input_tokens": ResponsesBody,
-    "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": CountTokensBody,
-    "/generate": NativeBody,
-    "/tokenize": TokenizeBody,
-    "/v1/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-    "/v1/detokenize": DetokenizeBody,
+_OPENAI: Final = "OpenAI"
+_ANTHROPIC: Final = "Anthropic"
+_TOKENS: Final = "Tokens"
+_OTHERS: Final = "Other servers"
+_SERVER: Final = "Server"
+_QUESTION: Final = [{"role": "user", "content": "Hello"}]
+
+
+class _Post(NamedTuple):
+    """An operation with a body."""
+
+    body: type[msgspec.Struct]
+    tag: str
+    summary: str
+    example: dict[str, Any]
+
+
+_POSTS: Final = {
+    "/v1/chat/completions": _Post(
+        ChatBody, _OPENAI, "Answer a conversation", {"messages": _QUESTION, "max_tokens": 100}
+    ),
+    "/v1/chat/completions/batch": _Post(
+        ChatBatchBody, _OPENAI, "Answer several conversations", {"messages": [_QUESTION, _QUESTION]}
+    ),
+    "/v1/completions": _Post(CompletionBody, _OPENAI, "Continue a text", {"prompt": "Once upon", "max_tokens": 16}),
+    "/v1/responses": _Post(ResponsesBody, _OPENAI, "Answer an input of the Responses API", {"input": "Hello"}),
+    "/v1/responses/input_tokens": _Post(
+        ResponsesBody, _OPENAI, "Count the tokens of an input of the Responses API", {"input": "Hello"}
+    ),
+    "/v1/messages": _Post(
+        MessagesBody, _ANTHROPIC, "Answer messages of the Messages API", {"max_tokens": 100, "messages": _QUESTION}
+    ),
+    "/v1/messages/count_tokens": _Post(
+        CountTokensBody, _ANTHROPIC, "Count the tokens of messages", {"messages": _QUESTION}
+    ),
+    "/generate": _Post(
+        NativeBody,
+        _OTHERS,
+        "Continue a text, as in SGLang's native API",
+        {"text": "Once upon", "sampling_params": {"max_new_tokens": 16}},
+    ),
+    **{
+        f"{prefix}/tokenize": _Post(TokenizeBody, _TOKENS, "Encode a text or a conversation", {"prompt": "Hello"})
+        for prefix in ("", "/v1")
+    },
+    **{
+        f"{prefix}/detokenize": _Post(DetokenizeBody, _TOKENS, "Decode token ids", {"tokens": [1, 2, 3]})
+        for prefix in ("", "/v1")
+    },
 }
+_INVOCATION: Final = _Post(
+    ChatBody,
+    _OTHERS,
+    "Answer a conversation if there are `messages`, otherwise continue a text",
+    {"messages": _QUESTION},
+)
+
+_GETS: Final = {
+    "/v1/models": (_OPENAI, "List the names of the served model"),
+    "/v1/models/{name}": (_OPENAI, "Describe a served model"),
+    "/tokenizer_info": (_TOKENS, "Describe the tokenizer and its chat template"),
+    "/get_model_info": (_OTHERS, "Describe the model, as SGLang does"),
+    "/get_server_info": (_OTHERS, "Describe the server, as SGLang does"),
+    "/load": (_OTHERS, "Report requests and tokens in progress"),
+    "/health": (_SERVER, "Succeed while the frontend runs"),
+    "/ready": (_SERVER, "Succeed while requests can be taken"),
+    "/health_generate": (_SERVER, "Succeed when a token can be generated"),
+    "/metrics": (_SERVER, "Report metrics for Prometheus"),
+    "/version": (_SERVER, "Report the version"),
+}
+"""Tag and summary of operations without a body."""
 
 _NULL: Final[Schema] = {"type": "null"}
 _ASKED_FOR: Final[Schema] = {"not": {"enum": [None, False]}}
@@ -66,7 +123,8 @@ _PROMPT: Final[Schema] = {"anyOf": [{"type": "string"}, *_LISTS]}
 
 def openapi(model: ServedModel | None) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document. `model`: the served one, whose names and vocabulary bodies must respect."""
-    references, schemas = msgspec.json.schema_components(_BODIES.values(), ref_template="#/components/schemas/{name}")
+    kinds = [post.body for post in _POSTS.values()]
+    references, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for name, stricter in _checked_after_decoding().items():
         properties = schemas[name]["properties"] | stricter.get("properties", {})
         schemas[name] |= {**stricter, "properties": properties}
@@ -77,26 +135,46 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
             if "model" in schema["properties"]:
                 schema["properties"]["model"] = {"enum": [*model.all_names, DEFAULT_MODEL, None], "default": None}
         _set_last_token(schemas, model.card.vocab_size - 1)
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    bodies = dict(zip(_BODIES, references, strict=True))
-    bodies["/invocations"] = {"anyOf": [bodies["/v1/chat/completions"], bodies["/v1/completions"]]}
-    paths = {
-        path: {
-            "post": {
-                "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-                "responses": {
-                    "200": {"description": "The response, or with `stream` its events."},
-                    "default": {"description": "An error.", **error},
-                },
-            }
-        }
-        for path, body in bodies.items()
-    }
+    bodies = dict(zip(_POSTS, references, strict=True))
+    invocation = {"anyOf": [bodies["/v1/chat/completions"], bodies["/v1/completions"]]}
+    paths = {path: {"post": _post(_POSTS[path], body)} for path, body in bodies.items()}
+    paths["/invocations"] = {"post": _post(_INVOCATION, invocation)}
+    paths |= {path: {"get": _get(path, tag, summary)} for path, (tag, summary) in _GETS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "minisgl", "version": __version__},
+        # A server may have no keys.
+        "security": [{}, {"key": []}],
+        "tags": [{"name": tag} for tag in (_OPENAI, _ANTHROPIC, _TOKENS, _OTHERS, _SERVER)],
         "paths": paths,
-        "components": {"schemas": {**schemas, "JsonValue": _json_value(), "Error": _error()}},
+        "components": {
+            "schemas": {**schemas, "JsonValue": _json_value(), "Error": _error()},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _post(post: _Post, body: Schema) -> dict[str, Any]:
+    content = {"application/json": {"schema": body, "example": post.example}}
+    return {
+        **_operation(post.tag, post.summary, "The response, or with `stream` its events."),
+        "requestBody": {"required": True, "content": content},
+    }
+
+
+def _get(path: str, tag: str, summary: str) -> dict[str, Any]:
+    operation = _operation(tag, summary, "The response.")
+    if "{name}" in path:
+        operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return operation
+
+
+def _operation(tag: str, summary: str, response: str) -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    return {
+        "tags": [tag],
+        "summary": summary,
+        "responses": {"200": {"description": response}, "default": {"description": "An error.", **error}},
     }
 
 

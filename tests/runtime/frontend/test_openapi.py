@@ -246,9 +246,25 @@ def test_the_schema_has_names_and_vocabulary_of_the_served_model(kind: str, body
 def test_the_document_is_served(stack: FrontendStack) -> None:
     document = stack.http.get("/openapi.json").json()
     assert document["openapi"] == "3.1.0"
-    for path in document["paths"]:
+    assert document["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["name"] == "name"
+    for path in (path for path, operations in document["paths"].items() if "post" in operations):
         # A POST without a body is rejected everywhere, and the error has the published form.
         error = stack.http.post(path, content=b"")
         assert error.status_code == 400
         jsonschema.validate(error.json(), document["components"]["schemas"]["Error"])
     assert document["components"]["schemas"]["ChatBody"]["properties"]["model"]["enum"][0] == "org/tiny"
+
+
+def test_every_operation_has_a_tag_and_an_example_that_is_accepted(stack: FrontendStack) -> None:
+    document = stack.http.get("/openapi.json").json()
+    tags = {tag["name"] for tag in document["tags"]}
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"]
+            assert set(operation["tags"]) < tags, path
+            if method == "get":
+                assert stack.http.get(path.format(name="default")).status_code != 404, path
+                continue
+            media = operation["requestBody"]["content"]["application/json"]
+            schema = {**media["schema"], "components": document["components"]}
+            jsonschema.validate(media["example"], schema, cls=jsonschema.Draft202012Validator)

@@ -1,4 +1,4 @@
-"""The page for browsers, the chat at `/`, and the files that it loads."""
+"""The pages for browsers, the chat at `/` and the reference of the API at `/docs`, and the files that they load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE_FILES: Final = {
 }
 """Style sheets and scripts by path. They are listed once: no other file of the machine can be requested."""
 
-WEB_PAGES: Final = {"/": _DIRECTORY / "chat.html", **PAGE_FILES}
+WEB_PAGES: Final = {"/": _DIRECTORY / "chat.html", "/docs": _DIRECTORY / "docs.html", **PAGE_FILES}
 """Everything that browsers load, by path."""
 
 
