@@ -121,5 +121,5 @@ clean:  ## remove everything that was built, installed or cached in this directo
 	rm -rf .venv .cache dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find runtime tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-install:
+install:  ## install the locked packages, and minisgl itself in editable form, into .venv (PYTHON=…: the interpreter)
 	@PYTHON='$(PYTHON)' .ci/install

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from minisgl_operator.api.defaults import InvalidDefaults
+from minisgl.extras import MissingExtra, require
 from minisgl_operator.shell import config
 
 
@@ -19,11 +19,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--log-format", choices=("auto", "text", "json"), default="auto")
     commands.add_parser("crd", help="print the CustomResourceDefinition")
     options = parser.parse_args(arguments)
+    try:
+        require("operator")
+    except MissingExtra as error:
+        print(f"minisgl-operator: error: {error}", file=sys.stderr)
+        return error.exit_code
     if options.command == "crd":
         from minisgl_operator.api.crd import manifest
 
         sys.stdout.write(manifest())
         return 0
+    from minisgl_operator.api.defaults import InvalidDefaults
     from minisgl_operator.shell.run import run_operator
 
     try:

@@ -1,4 +1,5 @@
-"""`make run` without its installation: docs/quickstart.py from nothing to an answer, and to nothing left."""
+"""docs/quickstart.py with the built wheel and what `minisgl[serve]` brings: from nothing to an answer, and to nothing
+left."""
 
 from __future__ import annotations
 
@@ -12,18 +13,21 @@ from pathlib import Path
 from minisgl.toy.demo_answers import DEMO_ANSWERS
 from support.demo_checkpoint import demo_checkpoint
 from support.frontend.served import RUNTIME
+from support.wheel import build_wheel, install
 
 _QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.py"
 
 
-def test_quickstart() -> None:
+def test_quickstart(tmp_path: Path) -> None:
+    programs = install(build_wheel(tmp_path), tmp_path / "environment", extras=("serve",), beside=("openai",))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="quick-") as temporary:
         done = subprocess.run(
-            [sys.executable, str(_QUICKSTART), "--once", "--checkpoint", str(demo_checkpoint())],
+            [programs / "python", str(_QUICKSTART), "--once", "--checkpoint", str(demo_checkpoint())],
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "PYTHONPATH": str(RUNTIME), "TMPDIR": temporary, "OMP_NUM_THREADS": "1"},
+            env={**environment, "TMPDIR": temporary, "OMP_NUM_THREADS": "1"},
         )
         left = list(Path(temporary).iterdir())
     assert done.returncode == 0, done.stderr

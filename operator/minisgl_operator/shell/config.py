@@ -1,4 +1,4 @@
-"""Configuration of the operator: flags, each with an environment variable."""
+"""Configuration of the operator: flags, each with an environment variable. The flags need no optional dependency."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from minisgl_operator.api.defaults import ModelDefaults
-from minisgl_operator.render.defaults import Defaults
+if TYPE_CHECKING:
+    from minisgl_operator.render.defaults import Defaults
 
 _PREFIX: Final = "MINISGL_OPERATOR_"
 
@@ -66,6 +66,8 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
     Raises:
         InvalidDefaults: --defaults has an unknown field or a wrong value.
     """
+    from minisgl_operator.api.defaults import ModelDefaults
+    from minisgl_operator.render.defaults import Defaults
 
     def names(flag: str, given: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name in given or variables.get(_variable(flag), "").split(",") if name))

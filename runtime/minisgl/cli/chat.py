@@ -20,6 +20,7 @@ import msgspec
 
 from minisgl.bench.http_client import Endpoint, HttpError
 from minisgl.errors import CodedError
+from minisgl.extras import require
 from minisgl.flags.arguments import integer
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
@@ -359,6 +360,7 @@ def _endpoint(target: str, api_key: str | None) -> Iterator[Endpoint]:
     if "://" in target:
         yield Endpoint(target, api_key)
         return
+    require("serve")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "minisgl", "serve", target, "--host", "127.0.0.1", "--port", str(port)]

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from minisgl import logging as log
 from minisgl.cli import (
@@ -32,8 +32,23 @@ from minisgl.cli import (
 )
 from minisgl.cli.open_files import raise_limit
 from minisgl.errors import CodedError
+from minisgl.extras import require
 from minisgl.flags.arguments import Parser
 from minisgl.version import __version__
+
+
+class _Needs(NamedTuple):
+    """What a command needs besides the dependencies of the distribution; see `require`."""
+
+    extra: str
+    modules: Sequence[str] = ()
+
+
+_SERVE: Final = _Needs("serve")
+_ENGINE: Final = _Needs("engine")
+_FRONTEND: Final = _Needs("frontend")
+_DOWNLOAD: Final = _Needs("frontend", ("huggingface_hub",))
+_CLIENT: Final = _Needs("frontend", ("uvloop",))
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
@@ -45,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_limit()
     args = build_parser().parse_args(arguments)
     try:
+        if args.needs is not None:
+            require(*args.needs)
         status: int = args.run(args)
     except CodedError as error:
         # Any other error is a bug, and its traceback is needed.
@@ -62,23 +79,47 @@ def build_parser() -> Parser:
     parser = Parser(prog="minisgl", description="Serve language models behind an OpenAI endpoint.")
     parser.add_argument("--version", action="version", version=f"minisgl {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add(commands, "serve", serve, "serve a model behind an OpenAI endpoint")
-    _add(commands, "engine", engine, "run the ranks of a replica in this pod, for frontends elsewhere")
-    _add(commands, "frontend", frontend, "serve the OpenAI endpoint of a cluster's engines, which are found by DNS")
+    _add(commands, "serve", serve, "serve a model behind an OpenAI endpoint", _SERVE)
+    _add(commands, "engine", engine, "run the ranks of a replica in this pod, for frontends elsewhere", _ENGINE)
+    _add(
+        commands,
+        "frontend",
+        frontend,
+        "serve the OpenAI endpoint of a cluster's engines, which are found by DNS",
+        _FRONTEND,
+    )
     _add(commands, "chat", chat, "chat with an endpoint or a model in the terminal")
     models = _group(commands, "models", "create and check checkpoint directories")
-    _add(models, "tiny", models_tiny, "write a small random checkpoint with all files of a real one")
-    _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl")
-    _add(models, "agent", models_agent, "train a very small model that thinks and calls tools, in each format of calls")
-    _add(models, "dummy", models_dummy, "write a well-known model's shape, with a synthetic tokenizer and no weights")
-    _add(models, "fetch", models_fetch, "download a checkpoint from a Hub into a directory, atomically")
-    _add(models, "check", models_check, "check whether a checkpoint directory can be served")
+    _add(models, "tiny", models_tiny, "write a small random checkpoint with all files of a real one", _ENGINE)
+    _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl", _ENGINE)
+    _add(
+        models,
+        "agent",
+        models_agent,
+        "train a very small model that thinks and calls tools, in each format of calls",
+        _ENGINE,
+    )
+    _add(
+        models,
+        "dummy",
+        models_dummy,
+        "write a well-known model's shape, with a synthetic tokenizer and no weights",
+        _ENGINE,
+    )
+    _add(models, "fetch", models_fetch, "download a checkpoint from a Hub into a directory, atomically", _DOWNLOAD)
+    _add(models, "check", models_check, "check whether a checkpoint directory can be served", _ENGINE)
     kernels = _group(commands, "kernels", "prepare kernels for GPUs")
-    _add(kernels, "build", kernels_build, "compile the kernels of models ahead of time, on a machine without a GPU")
+    _add(
+        kernels,
+        "build",
+        kernels_build,
+        "compile the kernels of models ahead of time, on a machine without a GPU",
+        _ENGINE,
+    )
     bench = _group(commands, "bench", "measure speed")
-    _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server")
-    _add(bench, "serve", bench_serve, "latency and throughput of any OpenAI endpoint under load")
-    _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size")
+    _add(bench, "offline", bench_offline, "tokens per second of scheduler and engine, without a server", _ENGINE)
+    _add(bench, "serve", bench_serve, "latency and throughput of any OpenAI endpoint under load", _CLIENT)
+    _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size", _ENGINE)
     _add(commands, "version", version, "print the versions of minisgl, its libraries and the hardware")
     return parser
 
@@ -104,10 +145,10 @@ class _Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-def _add(commands: _Commands, name: str, command: _Command, summary: str) -> None:
+def _add(commands: _Commands, name: str, command: _Command, summary: str, needs: _Needs | None = None) -> None:
     parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     command.add_arguments(parser)
-    parser.set_defaults(run=command.run)
+    parser.set_defaults(run=command.run, needs=needs)
 
 
 def _group(commands: _Commands, name: str, summary: str) -> _Commands:

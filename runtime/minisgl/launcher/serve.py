@@ -20,7 +20,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.options import option
 from minisgl.router.config import LocalEngine
 from minisgl.scheduler.process import SchedulerProcessConfig
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from minisgl.replica.report import PodInfo, ReplicaInfo, failed_status, leader_s
 from minisgl.replica.restart_log import RestartLog
 from minisgl.replica.start_timings import StartTimings, reached_stage
 from minisgl.replica.topology import own_topology
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.wire.status import EngineInfo, EngineStatus, Failure
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisgl.tokenizer.model_files import differing_files
+from minisgl.tokenizer.file_hashes import differing_files
 from minisgl.wire.messages import ModelCard
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from minisgl.router.ended_totals import EndedTotals, Start, add_counters, sum_of
 from minisgl.router.queue_times import QueueTimes
 from minisgl.router.routing import PrefixIndex
-from minisgl.tokenizer.model_files import differing_files
+from minisgl.tokenizer.file_hashes import differing_files
 from minisgl.wire.messages import END_DRAIN, GRAMMAR, WIRE_VERSION, ModelCard, Status, Welcome
 from minisgl.wire.status import ReplicaView
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.tokenizer.errors import TokenizerError
-from minisgl.tokenizer.model_files import TOKENIZER_FILES, differing_files, hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import TOKENIZER_FILES, differing_files, hash_tokenizer_files
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,21 +12,8 @@ from tokenizers import Tokenizer
 
 from minisgl.json_file import MAX_FILE_BYTES, check_size, read_json_object
 from minisgl.tokenizer.errors import TokenizerError
+from minisgl.tokenizer.file_hashes import TOOL_TEMPLATE, hash_tokenizer_files
 from minisgl.wire.text import SamplingDefaults
-
-_TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
-"""Template of chats with tools, beside chat_template.jinja. Other templates in its folder are used by nothing here."""
-
-TOKENIZER_FILES: Final = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    _TOOL_TEMPLATE,
-    "generation_config.json",
-)
-"""All files that determine how text becomes token ids, and the default sampling parameters."""
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 """Largest tokenizer.json. Those of vocabularies of 262,144 tokens have 33 MB."""
@@ -69,22 +55,6 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     def template_text(self) -> str:
         """All templates, to search for what they contain."""
         return "\n".join(template for template in (self.chat_template, self.tool_template) if template)
-
-
-def hash_tokenizer_files(directory: str | Path) -> dict[str, str]:
-    """Return file name → sha256 (hex) of each existing tokenizer file, as in `ModelCard.tokenizer_hashes`."""
-    root = Path(directory)
-    return {name: _sha256(root / name) for name in TOKENIZER_FILES if (root / name).is_file()}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the names of files that are missing in one of two sets of hashes, or differ between them."""
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def load_model_files(directory: str | Path) -> ModelFiles:
@@ -148,7 +118,7 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 
 def _chat_templates(root: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the templates by name; separate files override tokenizer_config.json, as in transformers."""
-    files = {"default": root / "chat_template.jinja", "tool_use": root / _TOOL_TEMPLATE}
+    files = {"default": root / "chat_template.jinja", "tool_use": root / TOOL_TEMPLATE}
     separate = {name: _read_template(file) for name, file in files.items() if file.is_file()}
     if "default" in separate:
         return separate

@@ -19,7 +19,7 @@ from minisgl.frontend.config import Access, FrontendConfig, RequestLimits
 from minisgl.frontend.process import FrontendServer
 from minisgl.router.config import EngineDiscovery, LocalEngine, TokenizerConfig
 from minisgl.router.worker import Worker
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.wire.messages import Ack, EndDrain, Submit
 from minisgl.wire.status import SERVING_HEADER
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, card, row

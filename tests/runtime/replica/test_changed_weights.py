@@ -13,7 +13,7 @@ import pytest
 
 from minisgl.router.config import EngineDiscovery, TokenizerConfig
 from minisgl.router.worker import Worker
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.toy.tiny import write_tiny_checkpoint
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import Texts, WorkerState

@@ -9,7 +9,7 @@ import pytest
 from minisgl.router import tokenizer_files
 from minisgl.router.tokenizer_files import fetch_files, local_files
 from minisgl.tokenizer.errors import TokenizerError
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from support.cluster.fake_pods import Files
 from support.tiny_tokenizers import byte_level, write_directory
 

@@ -18,7 +18,7 @@ from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import ENCODER_BYTES, Worker, run
 from minisgl.tokenizer import answer_constraints
 from minisgl.tokenizer.errors import TokenizerError
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import (
     WIRE_VERSION,

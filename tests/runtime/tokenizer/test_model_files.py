@@ -11,7 +11,8 @@ import pytest
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.validation import request_from_submit
 from minisgl.tokenizer.errors import TokenizerError
-from minisgl.tokenizer.model_files import GenerationConfig, hash_tokenizer_files, load_model_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
+from minisgl.tokenizer.model_files import GenerationConfig, load_model_files
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
 from minisgl.wire.text import SamplingDefaults
 from support.tiny_tokenizers import CHATML, byte_level, write_directory

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, processors
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.tokenizer.errors import PromptError
-from minisgl.tokenizer.model_files import hash_tokenizer_files, load_model_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
+from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, Generate, ToolOptions

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.wire.messages import FromScheduler, ModelCard, Submit
 from support.frontend.fake_scheduler import FakeScheduler, card
 from support.launcher.ports import free_port

@@ -16,7 +16,7 @@ from minisgl.frontend.process import FrontendServer
 from minisgl.parsing.names import Parsers
 from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import run as run_worker
-from minisgl.tokenizer.model_files import hash_tokenizer_files
+from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.wire.messages import ModelCard
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, card
 from support.tiny_tokenizers import CHATML, byte_level, write_directory
