@@ -16,7 +16,7 @@ E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
+.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ e2e-long: install prometheus $(DEMO)  ## run the scenarios that e2e leaves out b
 
 images: install  ## build the images of operator, frontend and engine (for CPUs), without Docker
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder
+
+images-push:  ## build all images and push them to REGISTRY, with docker, podman or buildah (IMAGES='operator frontend': these only)
+	@images/push '$(REGISTRY)'
 
 image-engine: install  ## build the engine image with the CUDA libraries and import torch in it
 	@PYTHONPATH=e2e .venv/bin/python -m image_builder check-engine
@@ -108,6 +111,10 @@ lock: install  ## update the lock files from the dependencies in pyproject.toml
 	for image in operator frontend; do \
 		.venv/bin/uv pip compile pyproject.toml -q --universal --python-version 3.11 --generate-hashes --extra $$image \
 			-c requirements.lock --custom-compile-command 'make lock' -o images/$$image/requirements.lock; done
+	# uv finds no universal solution with torch unless it begins with one.
+	cp requirements.lock images/serve/requirements.lock
+	.venv/bin/uv pip compile pyproject.toml -q --universal --python-version 3.11 --generate-hashes --extra serve \
+		--custom-compile-command 'make lock' -o images/serve/requirements.lock
 	.venv/bin/uv pip compile pyproject.toml -q --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
 		--generate-hashes --extra engine --extra cuda -c requirements-cuda.lock \
 		--custom-compile-command 'make lock' -o images/engine/requirements.lock

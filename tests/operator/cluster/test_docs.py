@@ -40,21 +40,15 @@ def shown_commands(page: str) -> list[str]:
 def test_commands_of_the_page_work(empty: LocalControlPlane, tmp_path: Path) -> None:
     for name in ("kubectl", "helm"):
         (tmp_path / name).symlink_to(tools.program(name))
+    # tests/images has what it builds and pushes.
+    (tmp_path / "docker").write_text("#!/bin/sh\n")
+    (tmp_path / "docker").chmod(0o755)
     environment = os.environ | {"KUBECONFIG": str(empty.kubeconfig), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     commands = shown_commands(PAGE.read_text())
-    assert {"helm install", "kubectl apply", "kubectl wait", "kubectl scale", "helm uninstall"} <= {
+    assert {"make images-push", "helm install", "kubectl apply", "kubectl wait", "kubectl scale", "helm uninstall"} <= {
         " ".join(command.split()[:2]) for command in commands
     }
-    built: set[str] = set()
     for command in commands:
-        if command.startswith("docker build"):
-            assert (ROOT / command.split()[3]).is_file(), command
-            built |= set(re.findall(r" (?:-t|--target) (\S+)", command))
-            assert set(re.findall(r" --build-arg DEPENDENCIES=(\S+)", command)) <= built, command
-            continue
-        if command.startswith("docker push"):
-            assert command.split()[2] in built, command
-            continue
         if command.startswith((*NEEDS_NODES, *NEEDS_A_PERSON)):
             continue
         if command.startswith("kubectl wait"):

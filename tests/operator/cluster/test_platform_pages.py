@@ -67,13 +67,19 @@ def test_commands_of_the_page_work(page: Path, installed_once: LocalControlPlane
     programs.mkdir()
     for name in ("kubectl", "helm"):
         (programs / name).symlink_to(tools.program(name))
+    # tests/images has what it builds and pushes.
+    (programs / "docker").write_text("#!/bin/sh\n")
+    (programs / "docker").chmod(0o755)
     (tmp_path / "charts").symlink_to(CHART)
+    for name in ("Makefile", "images", "runtime"):
+        (tmp_path / name).symlink_to(ROOT / name)
     files = shown_files(page)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     environment = os.environ | {"KUBECONFIG": str(plane.kubeconfig), "PATH": f"{programs}:{os.environ['PATH']}"}
     commands = shown_commands(page)
     assert any(command.startswith("helm install") for command in commands)
+    assert any(command.startswith("make images-push") for command in commands) == ("imageRegistry" in page.read_text())
     for command in commands:
         if command.startswith(FOREIGN_PROGRAMS):
             continue
