@@ -25,6 +25,9 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 
 _METAVARS: Final[Mapping[Any, str]] = {int: "N", float: "X", Path: "FILE"}
 
+_TYPING_ERROR: Final = 0.6
+"""Similarity from which on a name is taken for another one with a typing error, from 0 to 1."""
+
 
 class Option(NamedTuple):
     """One option of a struct."""
@@ -83,6 +86,12 @@ def options_of(defaults: msgspec.Struct) -> list[Option]:
 def closest(name: str, known: Iterable[str]) -> str:
     """The known name that is most similar to `name`, for errors about unknown names."""
     return difflib.get_close_matches(name, known, 1, 0.0)[0]
+
+
+def close(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar to `name`, if it is similar enough to be a typing error."""
+    found = difflib.get_close_matches(name, known, 1, _TYPING_ERROR)
+    return found[0] if found else None
 
 
 def _plain(kind: Any) -> tuple[Any, list[Meta]]:

@@ -11,13 +11,23 @@ from pathlib import Path
 import pytest
 
 from minisgl.cli.main import build_parser, main
+from minisgl.flags.foreign import FOREIGN, MINI_SGLANG
 from minisgl.frontend import errors
 from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl_operator.shell.config import add_arguments
-from support.cli_reference import CONFIGURATION_PAGE, PAGE, commands, flags, render, render_configuration
+from support.cli_reference import (
+    CONFIGURATION_PAGE,
+    MIGRATION_PAGE,
+    PAGE,
+    commands,
+    flags,
+    render,
+    render_configuration,
+    render_migration,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -40,6 +50,19 @@ def test_the_configuration_that_the_page_shows_is_what_the_program_prints(
     monkeypatch.setenv("MINISGL_PORT", "9001")
     assert main(["serve", "--config", "serve.yaml", "--max-running", "128", "--print-config"]) == 0
     assert set(printed.splitlines()) <= set(capsys.readouterr().out.splitlines())
+
+
+def test_migration_page_lists_the_flags_that_the_program_knows() -> None:
+    assert MIGRATION_PAGE.read_text() == render_migration(), "run `python -m support.cli_reference`"
+
+
+def test_flags_of_the_reference_system_are_taken_as_its_migration_page_says() -> None:
+    page = (ROOT / "docs" / "migrating-from-mini-sglang.md").read_text()
+    rows = re.findall(r"^\| (`--.*?) \| .*? \| (.*?) \| .*\|$", page, re.MULTILINE)
+    ours = {name: ours.strip("`") for names, ours in rows for name in re.findall(r"`([^`]+)`", names)}
+    for name, meant in ours.items():
+        assert (FOREIGN[name].ours if name in FOREIGN else name) == meant or meant in ("none", "minisgl chat"), name
+    assert {name for flag in MINI_SGLANG for name in flag.names} <= ours.keys()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -75,6 +98,10 @@ def test_flags_that_pages_use_exist(page: Path) -> None:
     lines = page.read_text().splitlines()
     if page.name == "migrating-from-mini-sglang.md":
         lines = [line.split("|")[3] for line in lines if line.startswith("| `")]
+    if page.name == "migrating-from-vllm.md":
+        lines = [
+            line.split("|")[2] if line.startswith("| `") else line for line in lines if "minisgl serve " not in line
+        ]
     used = set(re.findall(r"`(--[a-z][a-z0-9-]+)", "\n".join(line for line in lines if "pip install" not in line)))
     used |= {flag for line in lines if "minisgl serve" in line for flag in re.findall(r"(--[a-z][a-z0-9-]+)", line)}
     assert used <= ours | {"--strict"}

@@ -1,18 +1,20 @@
-"""Generate docs/cli.md and the table of docs/configuration.md from the parsers: `python -m support.cli_reference`
-writes them, a test compares them."""
+"""Generate docs/cli.md, the table of docs/configuration.md and those of docs/migrating-from-vllm.md from the program:
+`python -m support.cli_reference` writes them, a test compares them."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minisgl.cli.main import build_parser
+from minisgl.flags.foreign import MODEL, SGLANG, VLLM, ForeignFlag
 from minisgl.flags.settings import Setting
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 CONFIGURATION_PAGE = PAGE.with_name("configuration.md")
+MIGRATION_PAGE = PAGE.with_name("migrating-from-vllm.md")
 
 _INTRODUCTION = """# Command line
 
@@ -35,6 +37,25 @@ def render_configuration() -> str:
     table = "\n".join(["| key | variable | flag |", "|---|---|---|", *rows])
     before, heading, _ = CONFIGURATION_PAGE.read_text().partition("## All of them\n")
     return f"{before}{heading}\n{table}\n"
+
+
+def render_migration() -> str:
+    """Text of docs/migrating-from-vllm.md with new tables, which are the last part of the page."""
+    before = MIGRATION_PAGE.read_text().partition("## Flags of vLLM\n")[0]
+    tables = [_foreign(server, flags) for server, flags in (("vLLM", VLLM), ("SGLang", SGLANG))]
+    return before + "\n".join(tables)
+
+
+def _foreign(server: str, flags: Sequence[ForeignFlag]) -> str:
+    lines = [f"## Flags of {server}", "", f"| {server} | minisgl | accepted | note |", "|---|---|---|---|"]
+    for flag in flags:
+        names = ", ".join(f"`{name}`" for name in flag.names)
+        needless = flag.words == () and flag.ours != MODEL
+        words = " ".join(flag.words or (flag.ours,))
+        ours = "not needed" if needless else f"`{words}`" if words else "none"
+        accepted = "no" if flag.words is None else "yes"
+        lines.append(f"| {names} | {ours} | {accepted} | {flag.note} |".replace("  ", " "))
+    return "\n".join(lines) + "\n"
 
 
 def _flag(setting: Setting) -> str:
@@ -82,3 +103,4 @@ def _value(action: argparse.Action) -> list[str]:
 if __name__ == "__main__":
     PAGE.write_text(render())
     CONFIGURATION_PAGE.write_text(render_configuration())
+    MIGRATION_PAGE.write_text(render_migration())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args, get_origin
@@ -12,12 +13,14 @@ import msgspec
 
 from minisgl import logging as log
 from minisgl.config import ATTENTION_BACKENDS, Config, DeviceChoice, EngineConfig
+from minisgl.flags.foreign import hints, translate
 from minisgl.logging import LogOptions
-from minisgl.options import Option, options_of
+from minisgl.options import Option, close, options_of
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser whose errors are one line that names the command to ask for help. Flags cannot be abbreviated."""
+    """Parser whose errors are one line that names the command to ask for help, and what is like an unknown name. Flags
+    cannot be abbreviated. Flags of other servers with the meaning of one of this parser are accepted."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **options})
@@ -27,10 +30,29 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parent parser, which calls this, would name the wrong command's help."""
-        known, unknown = super().parse_known_args(args, namespace)
+        takes_model = any(not action.option_strings and action.dest == "model" for action in self._actions)
+        given = sys.argv[1:] if args is None else args
+        translation = translate(given, self._option_string_actions, takes_model)
+        if translation.taken:
+            taken = ", ".join(f"{name} ({meaning})" for name, meaning in translation.taken)
+            log.write_stderr(f"{self.prog}: flags of other servers are taken as ours: {taken}")
+        known, unknown = super().parse_known_args(translation.arguments, namespace)
         if unknown and self.exit_on_error:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *self.hints(unknown)]))
         return known, unknown
+
+    def hints(self, unknown: Sequence[str]) -> list[str]:
+        """What to use instead of unknown arguments."""
+        return list(hints(unknown, list(self._option_string_actions)))
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        similar = None if action.choices is None or value in action.choices else close(str(value), action.choices)
+        if similar is not None:
+            choices = ", ".join(map(str, action.choices or ()))
+            raise argparse.ArgumentError(
+                action, f"invalid choice: {value!r}; did you mean {similar}? (choose from {choices})"
+            )
+        super()._check_value(action, value)
 
 
 class _Formatter(argparse.HelpFormatter):

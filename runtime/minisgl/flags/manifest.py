@@ -201,7 +201,7 @@ def _engine_flags(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     except argparse.ArgumentError as error:
         raise ManifestError(f"{where}: {error}") from None
     if unknown:
-        raise ManifestError(f"{where}: the engine has no argument {unknown[0]}")
+        raise ManifestError("; ".join([f"{where}: the engine has no argument {unknown[0]}", *parser.hints(unknown)]))
     for action in parser._actions:
         if hasattr(found, action.dest):
             flag = action.option_strings[0].removeprefix("--")

@@ -17,6 +17,7 @@ import msgspec
 import yaml
 
 from minisgl.flags.arguments import json_object
+from minisgl.flags.foreign import FOREIGN
 from minisgl.options import closest
 
 PREFIX: Final = "MINISGL_"
@@ -192,4 +193,7 @@ class Settings:
         return value
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> NoReturn:
-        self.usage_error(f"{what} is unknown; did you mean {closest(name, known)}?")
+        foreign = FOREIGN.get("--" + name.removeprefix(PREFIX).lower().replace("_", "-"))
+        ours = "" if foreign is None else foreign.ours.removeprefix("--").lower()
+        meant = [each for each in known if ours and each in (ours, PREFIX + ours.upper().replace("-", "_"))]
+        self.usage_error(f"{what} is unknown; did you mean {meant[0] if meant else closest(name, known)}?")
