@@ -32,7 +32,7 @@ from minisgl.hub.neighbours import (
     try_lock,
     write_record,
 )
-from minisgl.hub.repository import HubFile, Source, list_checkpoint
+from minisgl.hub.repository import HubFile, Source, list_checkpoint, offline
 from minisgl.version import __version__
 from minisgl.wire.status import FetchStatus
 
@@ -43,6 +43,8 @@ _MAX_ATTEMPTS: Final = 6
 """Consecutive attempts without progress."""
 _FIRST_WAIT_SECONDS: Final = 1.0
 _MAX_WAIT_SECONDS: Final = 60.0
+_SILENCE_SECONDS: Final = 4.0
+"""Time without an answer of the Hub after which it is reported. Time limits of names and connections are longer."""
 _MAX_RATE_LIMIT_SECONDS: Final = 900.0
 """Total wait for a Hub that limits our requests."""
 
@@ -115,7 +117,11 @@ class _Fetch:
 
     def run(self) -> FetchStatus:
         self._progress.update(phase="Resolving")
-        commit, files = self._with_retries(lambda: list_checkpoint(self._source))
+        if offline():
+            raise HubError(
+                "hub_offline", f"HF_HUB_OFFLINE is set, so {self._source.repository} is not fetched; unset it"
+            )
+        commit, files = self._with_retries(self._list)
         self._progress.update(phase="Downloading", commit=commit)
         self._directory.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._directory, waiting=self._progress.repeat):
@@ -141,6 +147,22 @@ class _Fetch:
             write_record(partial, record)
             partial.rename(self._directory)
         return self._progress.update(phase="Done", percent=100, reason="", message="")
+
+    def _list(self) -> tuple[str, list[HubFile]]:
+        """List the checkpoint, and say so if the Hub keeps silent."""
+        message = f"{self._source.hub} has not answered for {_SILENCE_SECONDS:.0f} s: check the network"
+
+        def complain() -> None:
+            logger.warning(message)
+            self._progress.update(reason="Unreachable", message=message)
+
+        timer = threading.Timer(_SILENCE_SECONDS, complain)
+        timer.daemon = True
+        timer.start()
+        try:
+            return list_checkpoint(self._source)
+        finally:
+            timer.cancel()
 
     def _remove_other_commits(self, keep: Path) -> None:
         """Remove the partial downloads of other commits."""

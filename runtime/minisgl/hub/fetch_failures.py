@@ -24,6 +24,9 @@ def classify_error(error: Exception, source: Source) -> FetchError | None:
         status: int = error.response.status_code if error.response is not None else 0
     elif isinstance(error, HttpFailure):
         status = error.status
+    elif isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        reason = str(error) or type(error).__name__
+        return FetchError("Unreachable", f"{source.hub} cannot be reached ({reason}): check the network")
     elif isinstance(error, WrongContent | ConnectionError | httpx2.TransportError):
         return FetchError("Unreachable", f"{source.hub}: {error or type(error).__name__}")
     elif isinstance(error, errors.HFValidationError):

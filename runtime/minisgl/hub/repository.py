@@ -22,6 +22,13 @@ WEIGHT_FILES: Final = "*.safetensors"
 _TIMEOUT_SECONDS: Final = 30.0
 
 
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids to ask a Hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """Repository and revision to fetch."""
 

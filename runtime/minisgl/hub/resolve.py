@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.hub.errors import HubError
-from minisgl.hub.repository import CONFIG_FILES, WEIGHT_FILES
+from minisgl.hub.repository import CONFIG_FILES, WEIGHT_FILES, offline
 from minisgl.models.checkpoint import SERVED_WEIGHTS
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -21,7 +21,8 @@ def resolve(model: str, revision: str | None = None, *, with_weights: bool = Tru
     """Directory of `model`, which is downloaded first if it is a Hub id (`owner/name`), with the token of HF_TOKEN or
     `hf auth login`, into the Hub's cache at HF_HOME.
 
-    Raises HubError `model_not_found`, `model_access_denied`, `hub_unreachable` or `cache_not_writable`.
+    HF_HUB_OFFLINE restricts it to that cache. Raises HubError `model_not_found`, `model_access_denied`,
+    `hub_unreachable`, `hub_offline` or `cache_not_writable`.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -73,6 +74,12 @@ def _download(model: str, revision: str | None, with_weights: bool) -> Path:
                 "cache_not_writable",
                 f"{name} cannot be stored at {error.filename} ({error.strerror}); set HF_HOME to a directory with "
                 "enough space, or give the path of a downloaded checkpoint",
+            ) from error
+        if offline():
+            raise HubError(
+                "hub_offline",
+                f"{name} is not in the Hub's cache at HF_HOME, and HF_HUB_OFFLINE is set; unset it, or give the path "
+                "of a downloaded checkpoint",
             ) from error
         raise HubError(
             "hub_unreachable",

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -254,6 +255,40 @@ def test_an_unreachable_hub_is_retryable(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(FetchError) as failed:
         fetch(source, tmp_path / "model", Published())
     assert (failed.value.code, failed.value.is_retryable) == ("Unreachable", True)
+
+
+def test_a_hub_that_keeps_silent_is_reported_while_the_fetch_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_fetch, "_SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr(model_fetch, "_MAX_ATTEMPTS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        reported = threading.Event()
+
+        def publish(status: FetchStatus) -> None:
+            if "has not answered for" in status.message and status.reason == "Unreachable":
+                reported.set()
+
+        def hang_up() -> None:
+            connection, _ = silent.accept()
+            reported.wait(60)
+            connection.close()
+
+        hub = threading.Thread(target=hang_up)
+        hub.start()
+        source = Source(repository=REPOSITORY, revision="main", endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(FetchError):
+            fetch(source, tmp_path / "model", publish)
+        hub.join()
+    assert reported.is_set()
+
+
+def test_nothing_is_fetched_offline(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE is set") as failed:
+        run_fetch(hub, tmp_path / "model")
+    assert failed.value.code == "hub_offline"
+    assert hub.requests.total() == 0
 
 
 def test_too_little_space_is_detected_before_the_download(

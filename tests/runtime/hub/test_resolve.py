@@ -125,3 +125,13 @@ def test_errors_of_the_hub_contain_the_next_step(
     with pytest.raises(HubError, match=words) as rejected:
         resolve("owner/name", "v9")
     assert rejected.value.code == code
+
+
+def test_offline_a_model_that_is_not_cached_is_an_error_about_that(
+    hub: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    hub[0]["outcome"] = errors.LocalEntryNotFoundError("offline")
+    with pytest.raises(HubError, match="not in the Hub's cache at HF_HOME, and HF_HUB_OFFLINE is set") as rejected:
+        resolve("owner/name")
+    assert rejected.value.code == "hub_offline"
