@@ -64,7 +64,8 @@ class Renderer:
     def __init__(self, format: LogFormat, stream: TextIO) -> None:
         terminal = stream.isatty()
         self.json = format == "json" or (format == "auto" and not terminal)
-        self._colours = terminal and not self.json
+        # The variable turns colours off unless it is empty: https://no-color.org
+        self._colours = terminal and not self.json and not os.environ.get("NO_COLOR")
 
     def render(self, line: Line) -> str:
         if self.json:

@@ -46,12 +46,22 @@ def test_a_stream_that_is_not_a_terminal_gets_one_json_object_per_line() -> None
     assert document["traceback"].endswith("ValueError: a\nb")
 
 
-def test_a_terminal_gets_coloured_text() -> None:
+def test_a_terminal_gets_coloured_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
     stream = _Terminal()
     log.set_up("rank0", stream=stream)
     logging.getLogger("minisgl.x").warning("careful", extra={"step": 3})
     assert "\033[33m" in stream.getvalue()
     assert "warning rank0       careful step=3" in stream.getvalue()
+
+
+def test_a_terminal_gets_text_without_colours_if_the_variable_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = _Terminal()
+    log.set_up("rank0", stream=stream)
+    logging.getLogger("minisgl.x").warning("careful")
+    assert "warning rank0       careful" in stream.getvalue()
+    assert "\033" not in stream.getvalue()
 
 
 def test_lines_below_the_level_are_dropped() -> None:
