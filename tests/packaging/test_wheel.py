@@ -96,6 +96,7 @@ def test_a_command_without_its_packages_names_the_extra_that_brings_them(base: P
         ),
         "frontend": (
             ["minisgl", "frontend", "--engines", "engines"],
+            ["minisgl", "chat", "http://127.0.0.1:1"],
             ["minisgl", "models", "fetch", "owner/name", model],
             ["minisgl", "bench", "serve"],
         ),

@@ -65,11 +65,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     input_len: Annotated[
         _Lengths,
-        option("range of the lengths of synthetic prompts", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+        option(
+            "range of the lengths of synthetic prompts, or one length",
+            default="{0[0]} to {0[1]} tokens",
+            metavar="MIN MAX",
+        ),
     ] = (64, 512)
     output_len: Annotated[
         _Lengths,
-        option("range of the lengths of synthetic answers", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+        option(
+            "range of the lengths of synthetic answers, or one length",
+            default="{0[0]} to {0[1]} tokens",
+            metavar="MIN MAX",
+        ),
     ] = (16, 128)
     request_rate: Annotated[float | None, Meta(gt=0), option("arrivals per second", default="all at the same time")] = (
         None

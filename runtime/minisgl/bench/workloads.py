@@ -75,11 +75,15 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     )
     input_length: Annotated[
         tuple[Count, Count],
-        option("range of the lengths of prompts of A", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+        option(
+            "range of the lengths of prompts of A, or one length", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"
+        ),
     ] = msgspec.field(default=(100, 1024), name="input_len")
     output_length: Annotated[
         tuple[Count, Count],
-        option("range of the lengths of answers of A", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"),
+        option(
+            "range of the lengths of answers of A, or one length", default="{0[0]} to {0[1]} tokens", metavar="MIN MAX"
+        ),
     ] = msgspec.field(default=(100, 1024), name="output_len")
 
     context_length: Annotated[Count, option("length of the prompt of L", default="{} tokens")] = msgspec.field(

@@ -19,9 +19,10 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from minisgl.bench.http_client import Endpoint, HttpError
+from minisgl.config import EngineConfig
 from minisgl.errors import CodedError
 from minisgl.extras import require
-from minisgl.flags.arguments import integer
+from minisgl.flags.arguments import add_options, given_flags, integer
 
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 Show: TypeAlias = Callable[[Literal["reasoning", "text"], str], None]
@@ -48,10 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "target",
         nargs="?",
-        default=DEFAULT_URL,
         metavar="URL|MODEL",
         help="OpenAI endpoint (http://… or https://…), or a model to serve for this chat: a directory or a Hub id "
-        f"(default: {DEFAULT_URL})",
+        f"(default: the variable OPENAI_BASE_URL, or {DEFAULT_URL})",
     )
     parser.add_argument("--model", metavar="NAME", help="model of the endpoint (default: the first one it lists)")
     parser.add_argument(
@@ -79,10 +79,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON file with a list of tools as in a request; the chat shows each call and asks for its result "
         "(default: no tools)",
     )
+    engine = parser.add_argument_group("engine", "only with a MODEL")
+    add_options(engine, EngineConfig(model=""))
+    for action in engine._group_actions:
+        # Those that are given go to `serve`, which has the defaults.
+        action.default = argparse.SUPPRESS
+    parser.set_defaults(engine_flags=engine._group_actions, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    with _endpoint(args.target, args.api_key or os.environ.get("OPENAI_API_KEY")) as endpoint:
+    target = args.target or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL
+    flags = given_flags(args, args.engine_flags)
+    if flags and "://" in target:
+        args.usage_error(f"{flags[0]} is for a MODEL to serve, and {target} is served already")
+    require(*(("frontend", ("httptools",)) if "://" in target else ("serve",)))
+    with _endpoint(target, args.api_key or os.environ.get("OPENAI_API_KEY"), flags) as endpoint:
         options = {
             "temperature": args.temperature,
             "max_tokens": args.max_tokens,
@@ -115,16 +126,17 @@ class Answer(msgspec.Struct):
     calls: list[Call] = []
     first_seconds: float = 0.0
     seconds: float = 0.0
+    """From the question to the last piece."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
 
     def __str__(self) -> str:
-        decode, tokens = self.seconds - self.first_seconds, self.completion_tokens - 1
-        speed = f", {tokens / decode:.1f} tokens/s" if tokens > 0 and decode > 0 else ""
+        # Of the whole answer: its pieces may have been held back on the way and come all at once.
+        speed = f", {self.completion_tokens / self.seconds:.1f} tokens/s" if self.seconds > 0 else ""
         return (
-            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), {self.completion_tokens} answered, "
-            f"first after {self.first_seconds * 1000:.0f} ms{speed}"
+            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), {self.completion_tokens} answered in "
+            f"{self.seconds:.2f} s{speed}, first after {self.first_seconds * 1000:.0f} ms"
         )
 
 
@@ -355,17 +367,17 @@ class _Screen:
 
 
 @contextlib.contextmanager
-def _endpoint(target: str, api_key: str | None) -> Iterator[Endpoint]:
-    """Yield the endpoint `target`, or serve the model `target` until the block ends and yield its endpoint."""
+def _endpoint(target: str, api_key: str | None, flags: Sequence[str]) -> Iterator[Endpoint]:
+    """Yield the endpoint `target`, or serve the model `target` with `flags` until the block ends and yield its
+    endpoint."""
     if "://" in target:
         yield Endpoint(target, api_key)
         return
-    require("serve")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "minisgl", "serve", target, "--host", "127.0.0.1", "--port", str(port)]
     # A separate process group: Ctrl-C stops an answer, not the server.
-    server = subprocess.Popen([*command, "--log-level", "warning"], process_group=0, stdin=subprocess.DEVNULL)
+    server = subprocess.Popen([*command, "--log-level", "warning", *flags], process_group=0, stdin=subprocess.DEVNULL)
     try:
         endpoint = Endpoint(f"http://127.0.0.1:{port}")
         print(f"loading {target} …", file=sys.stderr, flush=True)

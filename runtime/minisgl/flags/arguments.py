@@ -60,6 +60,15 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=32, width=110)
 
 
+class _Range(argparse.Action):
+    """Flag with a minimum and a maximum, or one value for both."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        if len(values) > len(self.metavar or ()):
+            raise argparse.ArgumentError(self, f"expected {' '.join(self.metavar or ())}, or one value for both")
+        setattr(namespace, self.dest, values * 2 if len(values) == 1 else values)
+
+
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
     """Type for argparse: a whole number in low..high."""
     span = f"{low} or more" if high is None else f"{low} to {high}"
@@ -136,7 +145,8 @@ def add_options(container: argparse._ActionsContainer, defaults: msgspec.Struct,
             type=_parser_of(option),
             choices=option.choices or None,
             default=option.default or None if _is_list(option) else option.default,
-            nargs=option.length,
+            nargs=None if option.length is None else "+",
+            action="store" if option.length is None else _Range,
             metavar=_metavar(option),
             help=option.help,
         )
@@ -217,6 +227,18 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `LLM` from the flags that `add_engine_arguments` added."""
     return {"device": args.device, **option_values(args, EngineConfig(model=""))}
+
+
+def given_flags(args: argparse.Namespace, actions: Sequence[argparse.Action]) -> list[str]:
+    """Words of a command line with the flags `actions` as far as they were given; they must have no defaults."""
+    words = []
+    for action in actions:
+        if hasattr(args, action.dest):
+            value = getattr(args, action.dest)
+            values = value if isinstance(value, list) else [] if action.nargs == 0 else [value]
+            words.append(action.option_strings[0])
+            words += [msgspec.json.encode(each).decode() if isinstance(each, dict) else str(each) for each in values]
+    return words
 
 
 def set_up_log(args: argparse.Namespace, options: LogOptions, process: str = "launcher") -> None:

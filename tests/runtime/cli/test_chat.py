@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.cli.chat import Answer
+from minisgl.cli.main import main
 from minisgl.wire.text import FromTokenizer, Generate
 from support.frontend.scripted import ScriptedStack, answer, calls, says, thinks
 from support.frontend.served import RUNTIME
+from support.tiny_checkpoint import tiny_checkpoint
 
 _TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
 
@@ -38,7 +41,7 @@ def _command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "minisgl", "chat", *arguments]
 
 
-def _chat(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _chat(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         _command(*arguments),
         input=script,
@@ -46,7 +49,7 @@ def _chat(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(RUNTIME)},
+        env={**os.environ, "PYTHONPATH": str(RUNTIME), **variables},
     )
 
 
@@ -69,6 +72,31 @@ def test_a_script_gets_answers_without_their_reasoning(scripted: ScriptedStack) 
     assert request.messages is not None
     assert request.messages[1].reasoning == "Hm, easy."
     assert request.template_variables == {"enable_thinking": False}
+
+
+def test_without_an_argument_the_endpoint_is_that_of_the_variable(scripted: ScriptedStack) -> None:
+    scripted.script = answer(says("Four."))
+    done = _chat("2 + 2?\n", OPENAI_BASE_URL=f"{scripted.url}/v1")
+    assert (done.returncode, done.stdout) == (0, "Four.\n"), done.stderr
+
+
+def test_the_rate_is_that_of_the_whole_answer() -> None:
+    answered = Answer(first_seconds=0.5, seconds=0.5, completion_tokens=30, prompt_tokens=4)
+    assert str(answered) == ("4 prompt tokens (0 cached), 30 answered in 0.50 s, 60.0 tokens/s, first after 500 ms")
+
+
+def test_flags_of_the_engine_reach_the_server_of_the_chat() -> None:
+    model = tiny_checkpoint()
+    done = _chat("", str(model), "--device", "cpu", "--hf-overrides", '{"num_attention_heads": 4}', "--tp", "3")
+    assert done.returncode == 1
+    assert "tensor_does_not_divide" in done.stderr
+    assert "the model's server exited before it was ready" in done.stderr
+
+
+def test_flags_of_the_engine_need_a_model_to_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "http://127.0.0.1:1", "--device", "cpu"])
+    assert "--device is for a MODEL to serve" in capsys.readouterr().err
 
 
 def test_a_terminal_shows_that_the_model_thinks(scripted: ScriptedStack) -> None:

@@ -54,7 +54,7 @@ from support.tiny_checkpoint import tiny_checkpoint
         (["serve", "m", "--cache", "radx"], "invalid choice: 'radx'; did you mean radix?"),
         (["frontend", "--engines", "e", "--max-num-seqs", "3"], "unrecognized arguments: --max-num-seqs 3 (see"),
         (["models", "check", "m", "--x"], "minisgl models check: error: unrecognized arguments: --x"),
-        (["bench", "offline", "--input-len", "5"], "--input-len"),
+        (["bench", "offline", "--input-len", "5", "6", "7"], "--input-len: expected MIN MAX, or one value for both"),
     ],
 )
 def test_a_wrong_command_line_gives_one_line_and_exit_code_2(
@@ -83,6 +83,12 @@ def test_an_error_without_a_code_keeps_its_traceback(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(version, "run", broken)
     with pytest.raises(ZeroDivisionError):
         main(["version"])
+
+
+@pytest.mark.parametrize(("words", "lengths"), [(["20"], [20, 20]), (["20", "30"], [20, 30])])
+def test_a_range_is_a_minimum_and_a_maximum_or_one_value(words: list[str], lengths: list[int]) -> None:
+    for benchmark in ("serve", "offline"):
+        assert build_parser().parse_args(["bench", benchmark, "--input-len", *words]).input_len == lengths
 
 
 def test_the_help_of_every_flag_states_its_default() -> None:
