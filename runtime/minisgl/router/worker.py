@@ -182,7 +182,9 @@ class Worker:
             self._on_frontend_frame(frame)
         if self._frontend.take_lost():
             aborted = len(self._session)
-            logger.log(logging.WARNING if aborted else logging.INFO, "the frontend was lost; %d requests end", aborted)
+            # At a stop the frontend ends first, and nothing is lost.
+            if aborted:
+                logger.warning("the frontend was lost; %d requests end", aborted)
             self._session.abort_all()
             self._router.set_requests_wait(False)
         self._exchange_batches()

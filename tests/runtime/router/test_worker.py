@@ -302,7 +302,23 @@ def test_a_silent_engine_gets_requests_and_its_state_is_not_reported_again(
     assert message == Flushed(b"f" * 16, 3), "no state was reported meanwhile"
 
 
-def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: Worker) -> None:
+def test_a_frontend_that_ends_without_requests_is_not_reported(
+    stack: Stack, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    stack.wait_until_served()
+    stack.frontend.send(RequestsWait(True))
+    eventually(lambda: worker._router._dispatcher.requests_wait)
+    stack.frontend.close()
+    eventually(lambda: not worker._router._dispatcher.requests_wait)
+    stack.frontend = FakeFrontend(stack.frontend_address)
+    stack.wait_until_served()
+    assert "the frontend was lost" not in caplog.text
+
+
+def test_all_requests_are_aborted_when_the_frontend_dies(
+    stack: Stack, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
     stack.scheduler.answer = lambda submit: [Ack(submit.id)]
     stack.wait_until_served()
     requests = [stack.frontend.generate(n) for n in range(3)]
@@ -312,6 +328,7 @@ def test_all_requests_are_aborted_when_the_frontend_dies(stack: Stack, worker: W
     stack.frontend.close()
     assert {abort.id for abort in stack.scheduler.wait_for(Abort, 3)} == set(requests)
     assert not worker._router._dispatcher.requests_wait
+    assert "the frontend was lost; 3 requests end" in caplog.text
     stack.frontend = FakeFrontend(stack.frontend_address)
     stack.wait_until_served()
 
