@@ -55,7 +55,7 @@ def main() -> int:
         print(f"  .venv/bin/minisgl chat http://127.0.0.1:{port}\n")
         print(f"The server listens on http://127.0.0.1:{port}/v1 until it is stopped. Try it:\n")
         print(f"  curl http://127.0.0.1:{port}/v1/chat/completions -H 'Content-Type: application/json' \\")
-        print(f'    -d \'{{"model": "{args.checkpoint.name}", "temperature": 0,')
+        print(f'    -d \'{{"model": "{args.checkpoint.name}",')
         print('         "messages": [{"role": "user", "content": "What is a page?"}]}\'\n')
         if args.once:
             return stop(server)
@@ -99,9 +99,7 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
 
 def ask(client: OpenAI) -> None:
     model = client.models.list().data[0].id
-    stream = client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True
-    )
+    stream = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}], stream=True)
     print("       answer: ", end="")
     answer = ""
     for chunk in stream:

@@ -51,7 +51,8 @@ def write_demo_checkpoint(
     config = demo_config(tokenizer)
     with one_thread():
         weights = _train(ModelConfig.parse(config), tokenizer, seed, progress or (lambda step, loss: None))
-    return write_checkpoint(Path(out), config, tokenizer, _FAMILY, weights)
+    # Greedy by default, so that everybody gets the answers that it has learned, word for word.
+    return write_checkpoint(Path(out), config, tokenizer, _FAMILY, weights, sampling={"temperature": 0.0})
 
 
 def demo_tokenizer() -> Tokenizer:

@@ -143,9 +143,11 @@ def write_checkpoint(
     family: Family,
     weights: Mapping[str, torch.Tensor],
     shards: int = 1,
+    *,
+    sampling: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write a directory that this runtime and Hugging Face's libraries can load, with `config` as its config.json;
-    returns `folder`. Raises ModelError `cannot_write`."""
+    """Write a directory that this runtime and Hugging Face's libraries can load, with `config` as its config.json, and
+    `sampling` as default sampling parameters; returns `folder`. Raises ModelError `cannot_write`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -153,7 +155,12 @@ def write_checkpoint(
     stops = [tokenizer.token_to_id(token) for token in family.stops]
     _write_json(
         folder / "generation_config.json",
-        {"bos_token_id": config["bos_token_id"], "eos_token_id": stops, "pad_token_id": config["pad_token_id"]},
+        {
+            "bos_token_id": config["bos_token_id"],
+            "eos_token_id": stops,
+            "pad_token_id": config["pad_token_id"],
+            **(sampling or {}),
+        },
     )
     _write_tokenizer(folder, tokenizer, family, config["max_position_embeddings"])
     _write_weights(folder, weights, shards)

@@ -135,7 +135,7 @@ def test_chat_can_serve_the_model_itself() -> None:
     question, answer = _FIRST[5]
     environment = {**os.environ, "PYTHONPATH": str(RUNTIME), "OMP_NUM_THREADS": "1", "MINISGL_NUM_PAGES": "256"}
     done = subprocess.run(
-        [sys.executable, "-m", "minisgl", "chat", str(demo_checkpoint()), "--temperature", "0"],
+        [sys.executable, "-m", "minisgl", "chat", str(demo_checkpoint())],
         input=question,
         capture_output=True,
         text=True,
