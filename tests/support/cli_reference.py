@@ -21,6 +21,9 @@ _INTRODUCTION = """# Command line
 `minisgl COMMAND`, or `python -m minisgl COMMAND`. Flags cannot be abbreviated. The exit code is 0 on success, 1 on
 an error (one line on stderr states what is wrong and what to do), 2 for a wrong command line.
 
+Completion of commands and flags in the shell, until it ends, or always with the same line in the shell's start-up file:
+`source <(minisgl completion bash)`, likewise for zsh, and `minisgl completion fish | source`.
+
 This page is generated from the program by `python -m support.cli_reference`.
 """
 

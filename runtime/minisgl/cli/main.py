@@ -18,6 +18,7 @@ from minisgl.cli import (
     bench_offline,
     bench_serve,
     chat,
+    completion,
     engine,
     frontend,
     kernels_build,
@@ -121,6 +122,8 @@ def build_parser() -> Parser:
     _add(bench, "serve", bench_serve, "latency and throughput of any OpenAI endpoint under load", _CLIENT)
     _add(bench, "comm", bench_comm, "latency and bandwidth of all-reduce between ranks, by size", _ENGINE)
     _add(commands, "version", version, "print the versions of minisgl, its libraries and the hardware")
+    _add(commands, "completion", completion, "print the shell's completion of commands and flags")
+    commands.choices["completion"].set_defaults(all_commands=parser)
     return parser
 
 
