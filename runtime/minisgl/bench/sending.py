@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from minisgl.bench.http_client import Endpoint, HttpError
+from minisgl.bench.progress import Progress
 from minisgl.bench.samples import Answer
 
 _PROBE_SECONDS: Final = 0.005
@@ -41,12 +42,14 @@ class Client(msgspec.Struct, frozen=True):
 
 
 async def send_all(
-    endpoint: Endpoint, path: str, requests: Sequence[TimedRequest], max_concurrency: int | None
+    endpoint: Endpoint, path: str, requests: Sequence[TimedRequest], max_concurrency: int | None, what: str = "requests"
 ) -> tuple[list[Answer], Client]:
-    """Send each request at its time; returns the answers in the same order."""
+    """Send each request at its time; returns the answers in the same order. `what`: their name in the progress."""
     limiter = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     lags: list[float] = []
     probe = asyncio.create_task(_probe(lags))
+    progress = Progress(what, len(requests))
+    shown = asyncio.create_task(progress.show())
     began, cpu = time.perf_counter(), time.process_time()
     with _no_garbage_collection():
         async with asyncio.TaskGroup() as group:
@@ -54,25 +57,34 @@ async def send_all(
             for request in requests:
                 if (wait := began + request.due - time.perf_counter()) > 0:
                     await asyncio.sleep(wait)
-                tasks.append(group.create_task(_send(endpoint, path, request.body, limiter)))
+                tasks.append(group.create_task(_send(endpoint, path, request.body, limiter, progress)))
         seconds = time.perf_counter() - began
     probe.cancel()
+    shown.cancel()
+    await asyncio.wait([shown])
     lag = float(np.percentile(lags, 99)) * 1000 if lags else 0.0
     return [task.result() for task in tasks], Client(seconds, (time.process_time() - cpu) / seconds, lag)
 
 
 async def _send(
-    endpoint: Endpoint, path: str, body: bytes, limiter: contextlib.AbstractAsyncContextManager[None]
+    endpoint: Endpoint,
+    path: str,
+    body: bytes,
+    limiter: contextlib.AbstractAsyncContextManager[None],
+    progress: Progress,
 ) -> Answer:
     async with limiter:
+        progress.sent += 1
         sent_at = time.perf_counter()
         try:
             async with endpoint.request("POST", path, body) as response:
                 sent_at = response.sent_at
                 chunks = await response.all_chunks()
                 response.raise_for_status(b"".join(chunk for _, chunk in chunks))
+                progress.answered += 1
                 return Answer(sent_at, chunks)
         except HttpError as error:
+            progress.failed += 1
             return Answer(sent_at, [], str(error))
 
 

@@ -206,7 +206,8 @@ async def measure(
     path = "/v1/completions" if target.api == "completions" else "/v1/chat/completions"
     if load.warm_up:
         others = _prepare(target, load, seed + load.repeat)[: load.warm_up]
-        await send_all(endpoint, path, [_encoded(target, sampling, model, other) for other in others], 1)
+        what = "warm-up requests"
+        await send_all(endpoint, path, [_encoded(target, sampling, model, other) for other in others], 1, what)
     requests = [_encoded(target, sampling, model, request) for request in prepared]
     answers, client = await send_all(endpoint, path, requests, load.max_concurrency)
     return list(map(sample, answers)), client

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from minisgl.bench.errors import BenchError
+from minisgl.bench.progress import Progress
 from minisgl.bench.samples import Answer, Sample, median_metrics, sample, summarize
 from minisgl.bench.traces import TraceShape, make_trace, prompt_tokens, read_trace, write_trace
 from minisgl.bench.workloads import WORKLOADS, Sizes
@@ -108,6 +109,33 @@ def test_chosen_metrics_are_recorded(endpoint: Endpoint, tmp_path: Path, capsys:
     assert known["figures"]["compiled_after_ready"] == 2
     assert main([*command, "--figures", "x=none"]) == 1
     assert "the report has no metric 'none'" in capsys.readouterr().err
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_the_progress_and_nothing_else_does(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"bench serve --url {endpoint.url} --num-requests 3 --warm-up 1 --input-len 8 --output-len 2".split()
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    terminal = _Terminal()
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", terminal)
+        assert main(command) == 0
+    shown = terminal.getvalue()
+    assert "0 of 1 warm-up requests answered, 0 running" in shown
+    assert "0 of 3 requests answered" in shown
+    assert shown.endswith("\r\033[K"), "the line is erased before the report"
+
+
+def test_the_progress_counts_failures_apart() -> None:
+    progress = Progress("requests", 9)
+    progress.sent, progress.answered, progress.failed = 7, 3, 1
+    assert str(progress).startswith("3 of 9 requests answered, 3 running, 1 failed, ")
 
 
 def test_failures_are_counted_and_reported(
