@@ -27,16 +27,16 @@ from minisgl.bench.serve import Load, Target, measure
 from minisgl.flags.arguments import Parser, add_json_argument, integer
 
 _COLUMNS: Final = {
-    "TTFT p50": "ttft_ms_p50",
-    "TTFT p99": "ttft_ms_p99",
-    "ITL p50": "itl_ms_p50",
-    "ITL p99": "itl_ms_p99",
-    "TPOT p50": "tpot_ms_p50",
+    "TTFT p50 ms": "ttft_ms_p50",
+    "TTFT p99 ms": "ttft_ms_p99",
+    "ITL p50 ms": "itl_ms_p50",
+    "ITL p99 ms": "itl_ms_p99",
+    "TPOT p50 ms": "tpot_ms_p50",
     "tokens/s": "output_tokens_per_second",
     "requests/s": "requests_per_second",
     "failed": "failed",
 }
-"""Metrics of the table by heading; latencies in ms."""
+"""Metrics of the table by heading."""
 
 
 class Server(NamedTuple):

@@ -37,7 +37,7 @@ def test_a_model_becomes_ready_and_kubectl_get_shows_it(cluster: OperatedCluster
     cluster.apply(pvc_model("pair", parallelism={"tensor": 2, "gpusPerPod": 1}))
     cluster.until(lambda: cluster.ready("pair"), "Ready")
     printed = cluster.control_plane.kubectl("get", "imodel", "pair", "-n", cluster.namespace, "--no-headers").stdout
-    assert printed.split()[1:5] == ["True", "Ready", "1", "2/2"]
+    assert printed.split()[1:6] == ["True", "Ready", "Ready", "1", "2/2"]
     status = cluster.status("pair")
     assert status["url"].startswith(f"http://pair.{cluster.namespace}.svc")
     kinds = [kind for kind, _ in cluster.children("pair")]
