@@ -18,7 +18,8 @@ from support.frontend.served import eventually
 _ANSWERED = "document.querySelector('#stop').hidden && document.querySelectorAll('.speed').length"
 _WIDE = (
     "| a | b |\n|---|---|\n"
-    + f"| {'wide ' * 30} | {'cells ' * 30} |\n\n```\n{'code ' * 60}\n```\n\n$$ {'x + ' * 60} y $$"
+    + f"| {'wide ' * 30} | {'cells ' * 30} |\n\n```\n{'code ' * 60}\n```\n\n"
+    + f"$$ {'x + ' * 60} y $$\n\nInline ${'y + ' * 60} z$"
 )
 _RECORD = (
     "window.bodies = []; const real = fetch; window.fetch = (url, options) => {"
@@ -239,6 +240,8 @@ def test_chats_are_kept_listed_and_removed(scripted: ScriptedStack, page: Page) 
     _ask(page, "Sure?")
     assert [role for role, _ in _questions(scripted)] == ["user", "assistant", "tool", "assistant", "user"]
     _click(page, "#chat-list .quiet", 0)
+    assert _texts(page, "#chat-list .quiet") == ["Delete?", "×"]
+    _click(page, "#chat-list .quiet", 0)
     assert _texts(page, "#chat-list .open") == ["Other"]
     assert _texts(page, "#welcome h2") == ["Ask something"]
 
@@ -252,7 +255,8 @@ def test_chats_leave_in_a_file_and_come_back(scripted: ScriptedStack, page: Page
     eventually(file.exists)
     [chat] = json.loads(file.read_text())["chats"]
     assert (chat["title"], chat["exchanges"][0]["messages"][0]["content"]) == ("Keep <b>this</b>", "Yes.")
-    _click(page, "#chat-list .quiet")
+    for _ in range(2):
+        _click(page, "#chat-list .quiet")
     assert _texts(page, "#chat-list .open") == []
 
     def choose(path: Path) -> None:
@@ -261,6 +265,12 @@ def test_chats_leave_in_a_file_and_come_back(scripted: ScriptedStack, page: Page
         page.send("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
 
     damaged = tmp_path / "damaged.json"
+    strange = tmp_path / "strange.json"
+    result = {"role": "tool", "tool_call_id": "none", "content": "a"}
+    exchange = {"question": "Q", "messages": [result, {"role": "assistant", "content": "A"}]}
+    strange.write_text(
+        json.dumps({"format": "minisgl-chats", "version": 1, "chats": [chat | {"exchanges": [exchange]}]})
+    )
     damaged.write_text(file.read_text().replace('"role": "assistant"', '"role": "root"'))
     choose(damaged)
     page.wait_for("document.querySelector('#announcer').textContent.includes('damaged')")
@@ -270,6 +280,10 @@ def test_chats_leave_in_a_file_and_come_back(scripted: ScriptedStack, page: Page
     assert _texts(page, "#chat-list .open") == ["Keep <b>this</b>"]
     _click(page, "#chat-list .open")
     assert _texts(page, ".turn") == ["Keep <b>this</b>", "Yes."]
+    choose(strange)
+    page.wait_for("document.querySelector('#chat-list .open').textContent === 'Q'")
+    _click(page, "#chat-list .open")
+    assert _texts(page, ".turn") == ["Q", "A"]
 
 
 def test_the_oldest_chats_make_room(browser: Page) -> None:

@@ -22,20 +22,21 @@ export class ExchangeView {
 
   // Shows an exchange that is complete.
   showPast() {
-    let part = null;
+    // How to show the result of each call. A file that was imported may have results without a call.
+    const showResults = new Map();
     for (const message of this.exchange.messages) {
       if (message.role === "tool") {
-        part.showResult(part.calls.findIndex(call => call.dataset.id === message.tool_call_id), message.content);
+        showResults.get(message.tool_call_id)?.(message.content);
         continue;
       }
-      part = this.beginPart();
+      const part = this.beginPart();
       part.isPast = true;
       if (message.reasoning_content) part.showReasoning(message.reasoning_content);
       if (message.content) part.showText(message.content);
       part.end();
       message.tool_calls?.forEach((call, index) => {
         part.showCall(index, call.function);
-        part.calls[index].dataset.id = call.id;
+        showResults.set(call.id, text => part.showResult(index, text));
       });
     }
     if (this.exchange.problem) this.showProblem(this.exchange.problem);
@@ -70,6 +71,11 @@ export class ExchangeView {
   // Returns the text of the answer, as the model wrote it.
   text() {
     return this.exchange.messages.filter(message => message.role === "assistant").map(message => message.content).filter(Boolean).join("\n\n");
+  }
+
+  // Returns the text of the answer, as it is read.
+  innerText() {
+    return [...this.parts.querySelectorAll(".turn")].map(turn => turn.innerText).join("\n");
   }
 
   showQuestion() {

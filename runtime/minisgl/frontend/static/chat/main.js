@@ -116,7 +116,7 @@ async function send(text) {
   if (running !== run) return;
   running = null;
   showRunning();
-  announce(exchange.problem ? `${exchange.problem.what} ${exchange.problem.advice}` : shown.parts.innerText);
+  announce(exchange.problem ? `${exchange.problem.what} ${exchange.problem.advice}` : shown.innerText());
   // What a model can do is known once it has answered: it may have slept.
   if (!models.list[0]?.capabilities) models.load();
 }
@@ -138,6 +138,7 @@ function restart(exchange, text) {
   leave();
   chat.exchanges.length = chat.exchanges.indexOf(exchange);
   showChat();
+  question.focus();
   send(text);
 }
 

@@ -35,10 +35,20 @@ export class Sidebar {
           this.actions.open(chat.id);
         },
       }, chat.title),
-      make("button", {
-        type: "button", class: "quiet", title: "Delete", "aria-label": `Delete ${chat.title}`,
-        click: () => this.actions.remove(chat.id),
-      }, "×"))));
+      this.deleteButton(chat))));
+  }
+
+  // The first click asks, the second one deletes.
+  deleteButton({ id, title }) {
+    const button = make("button", {
+      type: "button", class: "quiet", title: "Delete", "aria-label": `Delete ${title}`,
+      click: () => {
+        if (button.textContent === "Delete?") this.actions.remove(id);
+        else button.textContent = "Delete?";
+      },
+      blur: () => { button.textContent = "×"; },
+    }, "×");
+    return button;
   }
 
   async importFile(input) {
