@@ -43,7 +43,7 @@ export async function ask(exchange, { earlier, model, options, useTools, key, si
         const error = new Error(`the model called tools ${MAX_ROUNDS} times in a row`);
         throw Object.assign(error, { advice: "Ask in other words, or switch Tools off, then retry." });
       }
-      const called = calls.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
+      const called = calls.map(({ id, ...call }) => ({ id, type: "function", function: call }));
       said.push({ ...message, tool_calls: called });
       called.forEach((call, index) => {
         const content = runTool(call);
@@ -69,7 +69,8 @@ export async function ask(exchange, { earlier, model, options, useTools, key, si
 }
 
 // Adds a delta of the stream to the message; returns whether it had anything to show.
-function takeDelta({ content, reasoning, reasoning_content: thought = reasoning, tool_calls: pieces }, message, calls, part) {
+function takeDelta(delta, message, calls, part) {
+  const { content, reasoning, reasoning_content: thought = reasoning, tool_calls: pieces } = delta;
   if (thought) {
     message.reasoning_content = (message.reasoning_content ?? "") + thought;
     part.showReasoning(message.reasoning_content);
@@ -114,7 +115,10 @@ class Pace {
 
   text() {
     if (!this.first) return "";
-    const rate = this.tokens > 1 && this.seconds > MIN_SECONDS ? ` · ${((this.tokens - 1) / this.seconds).toFixed(1)} tokens/s` : "";
-    return `${this.tokens} tokens · first after ${(this.first - this.began).toFixed(0)} ms${rate}`;
+    const parts = [`${this.tokens} tokens`, `first after ${(this.first - this.began).toFixed(0)} ms`];
+    if (this.tokens > 1 && this.seconds > MIN_SECONDS) {
+      parts.push(`${((this.tokens - 1) / this.seconds).toFixed(1)} tokens/s`);
+    }
+    return parts.join(" · ");
   }
 }

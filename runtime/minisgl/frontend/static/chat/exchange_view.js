@@ -70,7 +70,8 @@ export class ExchangeView {
 
   // Returns the text of the answer, as the model wrote it.
   text() {
-    return this.exchange.messages.filter(message => message.role === "assistant").map(message => message.content).filter(Boolean).join("\n\n");
+    const said = this.exchange.messages.filter(message => message.role === "assistant" && message.content);
+    return said.map(message => message.content).join("\n\n");
   }
 
   // Returns the text of the answer, as it is read.

@@ -14,7 +14,10 @@ const BY_CODE = {
     "This chat is longer than the model can read.",
     "Start a new chat, or edit an earlier question: what follows it is dropped.",
   ],
-  no_chat_template: ["This model has no chat template, so it cannot chat.", "It continues texts: use POST /v1/completions."],
+  no_chat_template: [
+    "This model has no chat template, so it cannot chat.",
+    "It continues texts: use POST /v1/completions.",
+  ],
   queue_full: ["Too many requests wait at this server.", WAIT],
   not_serving: ["This model is suspended.", OPERATOR],
   draining: ["This server is about to stop.", WAIT],
@@ -28,25 +31,38 @@ export function explain(error) {
   if (error instanceof ApiError) return explainAnswer(error);
   if (error instanceof BrokenStream) return problem(error.message, "Retry. The server may have been restarted.");
   if (error instanceof Unreachable) {
-    return problem("The server cannot be reached.", "Check that it still runs and that this device is online, then retry.");
+    const advice = "Check that it still runs and that this device is online, then retry.";
+    return problem("The server cannot be reached.", advice);
   }
   return problem(error.message, error.advice ?? "Retry.");
 }
 
 function explainAnswer(error) {
-  const known = BY_CODE[error.code];
-  if (known) return problem(known[0], known[1], { detail: error.message, action: known[2] ?? null });
-  const log = error.requestId ? ` Its log has more about request ${error.requestId}.` : "";
-  if (error.status === 429) return problem("The server takes no more requests of yours at the moment.", WAIT, { detail: error.message });
-  if (error.status === 401 || error.status === 403) return problem("The server refuses this page.", OPERATOR, { detail: error.message });
-  if (error.status === 400 && error.param) {
-    return problem(`The server refuses “${error.param}”.`, "Change it in the settings, then retry.", { detail: error.message, action: "settings" });
+  const [what, advice, action] = BY_CODE[error.code] ?? byStatus(error);
+  return problem(what, advice, { detail: error.message, action });
+}
+
+// Returns [what, advice, action] for codes that are not in the table.
+function byStatus({ status, param, requestId }) {
+  switch (status) {
+    case 401:
+    case 403:
+      return ["The server refuses this page.", OPERATOR];
+    case 429:
+      return ["The server takes no more requests of yours at the moment.", WAIT];
+    case 502:
+    case 503:
+    case 504:
+      return ["No model can answer at the moment.", WAIT];
   }
-  if (error.status >= 400 && error.status < 500) return problem("The server refuses this request.", "Edit the question, or start a new chat.", { detail: error.message });
-  if (error.status === 502 || error.status === 503 || error.status === 504) {
-    return problem("No model can answer at the moment.", WAIT, { detail: error.message });
+  if (status === 400 && param) {
+    return [`The server refuses “${param}”.`, "Change it in the settings, then retry.", "settings"];
   }
-  return problem("The server could not finish the answer.", `Retry.${log}`, { detail: error.message });
+  if (status >= 400 && status < 500) {
+    return ["The server refuses this request.", "Edit the question, or start a new chat."];
+  }
+  const log = requestId ? ` Its log has more about request ${requestId}.` : "";
+  return ["The server could not finish the answer.", `Retry.${log}`];
 }
 
 function problem(what, advice, { detail = "", action = null } = {}) {

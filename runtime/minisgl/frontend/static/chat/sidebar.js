@@ -3,6 +3,8 @@
 import { byId, download, make } from "../dom.js";
 import { ImportError } from "./store.js";
 
+const FILE = "minisgl-chats.json";
+
 export class Sidebar {
   // `actions`: open(id), remove(id), say(text).
   constructor(store, actions) {
@@ -12,7 +14,7 @@ export class Sidebar {
     byId("open-chats").addEventListener("click", () => this.toggle(true));
     for (const id of ["close-chats", "shade"]) byId(id).addEventListener("click", () => this.toggle(false));
     this.node.addEventListener("keydown", event => event.key === "Escape" && this.toggle(false));
-    byId("export").addEventListener("click", () => download("minisgl-chats.json", "application/json", this.store.export()));
+    byId("export").addEventListener("click", () => download(FILE, "application/json", this.store.export()));
     byId("import").addEventListener("click", () => byId("import-file").click());
     byId("import-file").addEventListener("change", event => this.importFile(event.target));
   }

@@ -112,7 +112,8 @@ function cleanExchange(exchange) {
   const messages = exchange.messages.map(cleanMessage);
   if (messages.includes(null)) return null;
   const { what, advice, detail, action } = exchange.problem ?? {};
-  const problem = isText(what) && isText(advice) ? { what, advice, detail: isText(detail) ? detail : "", action } : null;
+  const isProblem = isText(what) && isText(advice);
+  const problem = isProblem ? { what, advice, detail: isText(detail) ? detail : "", action } : null;
   return { question: exchange.question, messages, note: isText(exchange.note) ? exchange.note : "", problem };
 }
 
@@ -127,11 +128,14 @@ function cleanMessage(message) {
   if (isText(message.reasoning_content)) clean.reasoning_content = message.reasoning_content;
   if (message.tool_calls === undefined) return clean;
   if (!Array.isArray(message.tool_calls)) return null;
-  const calls = message.tool_calls.map(call => {
-    const { name, arguments: text } = call?.function ?? {};
-    return isText(call?.id) && isText(name) && isText(text) ? { id: call.id, type: "function", function: { name, arguments: text } } : null;
-  });
+  const calls = message.tool_calls.map(cleanCall);
   return calls.includes(null) ? null : { ...clean, tool_calls: calls };
+}
+
+function cleanCall(call) {
+  const { name, arguments: text } = call?.function ?? {};
+  if (!isText(call?.id) || !isText(name) || !isText(text)) return null;
+  return { id: call.id, type: "function", function: { name, arguments: text } };
 }
 
 const isText = value => typeof value === "string";

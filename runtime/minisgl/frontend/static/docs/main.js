@@ -14,7 +14,7 @@ async function load() {
     problem = "The server cannot be reached. Check that it runs, then reload this page.";
   }
   if (response?.status === 401) return askForKey();
-  if (response && !response.ok) problem = `The server answered with HTTP ${response.status}. Reload this page in a moment.`;
+  if (response && !response.ok) problem = `The server answered with HTTP ${response.status}. Reload this page.`;
   if (problem) byId("operations").replaceChildren(make("p", { class: "wrong" }, problem));
   else show(await response.json());
 }
@@ -69,8 +69,8 @@ function details(tree, method, path, operation) {
   for (const schema of media ? media.schema.anyOf ?? [media.schema] : []) {
     parts.push(make("h3", {}, media.schema.anyOf ? `Body: ${tree.type(schema)}` : "Body"), ...tree.fields(schema));
   }
-  const responses = Object.entries(operation.responses).map(
-    ([status, { description }]) => make("li", {}, make("code", {}, status), " ", make("span", { class: "type" }, description)));
+  const responses = Object.entries(operation.responses).map(([status, { description }]) => make("li", {},
+    make("code", {}, status), " ", make("span", { class: "type" }, description)));
   parts.push(make("h3", {}, "Responses"), make("ul", { class: "fields" }, ...responses));
   return make("div", {}, ...parts);
 }

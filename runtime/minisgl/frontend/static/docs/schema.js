@@ -16,20 +16,22 @@ export class SchemaTree {
   // Returns the fields of a schema; those that are refused unless they ask for nothing are folded.
   fields(schema) {
     const { properties = {}, required = [] } = this.resolve(schema);
-    const all = Object.entries(properties).map(([name, field]) => ({ name, field, isRequired: required.includes(name) }));
+    const all = Object.entries(properties).map(
+      ([name, field]) => ({ name, field, isRequired: required.includes(name) }));
     const refused = all.filter(({ field }) => field.description && field.enum?.includes(null));
     const shown = all.filter(one => !refused.includes(one)).sort((one, other) => other.isRequired - one.isRequired);
     const list = some => make("ul", { class: "fields" }, ...some.map(one => this.field(one)));
     if (!refused.length) return [list(shown)];
-    const more = make("details", { class: "more" }, make("summary", {}, `Fields without support: ${refused.length}`), list(refused));
-    return [list(shown), more];
+    const title = make("summary", {}, `Fields without support: ${refused.length}`);
+    return [list(shown), make("details", { class: "more" }, title, list(refused))];
   }
 
   field({ name, field, isRequired }) {
+    const type = field.enum && field.description ? field.description : this.type(field) + preset(field);
     const title = [
       make("code", {}, name),
       " ",
-      make("span", { class: "type" }, field.enum && field.description ? field.description : this.type(field) + preset(field)),
+      make("span", { class: "type" }, type),
       ...(isRequired ? [" ", make("span", { class: "required" }, "required")] : []),
     ];
     const parts = this.parts(field);
@@ -72,13 +74,15 @@ export class SchemaTree {
       const types = choices.map(part => this.type(part, depth + 1)).filter(text => text !== "null");
       return [...new Set(types)].join(" | ") || "null";
     }
-    if (found.type === "array") return `array of ${found.items ? this.type(found.items, depth + 1) : "any"}${limits(found)}`;
+    if (found.type === "array") {
+      return `array of ${found.items ? this.type(found.items, depth + 1) : "any"}${limits(found)}`;
+    }
     const name = found.title && found.type !== "object" ? found.title : [found.type ?? "any"].flat().join(" | ");
     return `${name}${limits(found)}`;
   }
 }
 
-const preset = ({ default: value }) => (value === undefined || value === null ? "" : `, default ${JSON.stringify(value)}`);
+const preset = ({ default: value }) => ((value ?? null) === null ? "" : `, default ${JSON.stringify(value)}`);
 
 // The bounds of a number that a person would want to know; those of 32 and 64 bits are none.
 function limits(schema) {

@@ -82,7 +82,8 @@ function readHeading(lines, at) {
   const text = lines[at].trim().slice(marks.length).trim();
   const closing = text.length - text.replace(/#+$/, "").length;
   const closes = closing === text.length || /[ \t]/.test(text.at(-closing - 1));
-  return [{ type: "heading", level: marks.length, text: closes ? text.slice(0, text.length - closing).trim() : text }, at + 1];
+  const title = closes ? text.slice(0, text.length - closing).trim() : text;
+  return [{ type: "heading", level: marks.length, text: title }, at + 1];
 }
 
 function readQuote(lines, at, depth) {
@@ -196,6 +197,7 @@ function startsBlock(lines, at) {
   if (FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line)) return true;
   const [whole, , marker] = MARKER.exec(line) ?? [];
   // A number at the begin of a line is most often a part of the sentence, unless it is the first one.
-  if (whole !== undefined && whole.length < line.length && (!/\d/.test(marker) || parseInt(marker, 10) === 1)) return true;
-  return readMath(lines, at) !== null;
+  const begins = whole !== undefined && whole.length < line.length;
+  const isItem = begins && (!/\d/.test(marker) || parseInt(marker, 10) === 1);
+  return isItem || readMath(lines, at) !== null;
 }

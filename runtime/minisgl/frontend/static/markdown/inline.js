@@ -161,7 +161,8 @@ class InlineParser {
     let [address] = this.match(ADDRESS) ?? [];
     if (!address) return false;
     address = address.replace(/[.,;:!?*_~'\]]+$/, "");
-    while (address.endsWith(")") && address.split(")").length > address.split("(").length) address = address.slice(0, -1);
+    const count = bracket => address.split(bracket).length;
+    while (address.endsWith(")") && count(")") > count("(")) address = address.slice(0, -1);
     return this.push({ type: "link", address, children: [address] }, this.at + address.length);
   }
 

@@ -4,7 +4,9 @@ import { FUNCTIONS, GREEK, OPERATORS, STYLED } from "./math_symbols.js";
 
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const MAX_DEPTH = 40;
-const SPACES = { __proto__: null, ",": "0.17em", ":": "0.22em", ";": "0.28em", " ": "0.33em", quad: "1em", qquad: "2em", "!": "0em" };
+const SPACES = {
+  __proto__: null, ",": "0.17em", ":": "0.22em", ";": "0.28em", " ": "0.33em", quad: "1em", qquad: "2em", "!": "0em",
+};
 const ACCENTS = {
   __proto__: null, hat: "^", widehat: "^", bar: "¯", overline: "¯", vec: "→", overrightarrow: "→", tilde: "~",
   widetilde: "~", dot: "˙", ddot: "¨",
@@ -302,7 +304,9 @@ const COMMANDS = {
   },
   bmod() { return math("mo", { lspace: "0.28em", rspace: "0.28em" }, "mod"); },
   not() { const { textContent } = this.atom(); return operator(`${textContent}\u0338`); },
-  displaystyle() { return math("mstyle", { displaystyle: "true" }, this.row(["}", "&", "\\\\", "\\end", "\\right", "]"])); },
+  displaystyle() {
+    return math("mstyle", { displaystyle: "true" }, this.row(["}", "&", "\\\\", "\\end", "\\right", "]"]));
+  },
 };
 
 const thinSpace = () => math("mspace", { width: "0.17em" });

@@ -36,7 +36,8 @@ function renderList({ ordered, start, loose, items }) {
 function renderTable({ aligns, head, rows }) {
   const row = (tag, cells) => make("tr", {}, ...cells.map(
     (cell, number) => make(tag, { class: aligns[number] }, ...inline(cell))));
-  const table = make("table", {}, make("thead", {}, row("th", head)), make("tbody", {}, ...rows.map(cells => row("td", cells))));
+  const body = make("tbody", {}, ...rows.map(cells => row("td", cells)));
+  const table = make("table", {}, make("thead", {}, row("th", head)), body);
   return make("div", { class: "scrolls", tabindex: "0", role: "group", "aria-label": "Table" }, table);
 }
 
