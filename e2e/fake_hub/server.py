@@ -203,12 +203,12 @@ class _Handler(BaseHTTPRequestHandler):
         content = repository.file(file).read_bytes()
         if repository.corrupt and len(content) >= LARGE:
             content = bytes(len(content))
-        first = _first_byte(self.headers.get("Range"))
-        status = HTTPStatus.OK if first is None else HTTPStatus.PARTIAL_CONTENT
+        part = _range(self.headers.get("Range"), len(content))
+        status = HTTPStatus.OK if part is None else HTTPStatus.PARTIAL_CONTENT
         extra = dict(headers or {})
-        if first is not None:
-            extra["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        body = content[first or 0 :]
+        if part is not None:
+            extra["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{len(content)}"
+        body = content if part is None else content[part.start : part.stop]
         self._send_head(status, {**extra, "Content-Length": str(len(body))})
         if self.command == "HEAD":
             return
@@ -264,8 +264,9 @@ def _described(repository: Repository, name: str) -> dict[str, Any]:
     return entry
 
 
-def _first_byte(header: str | None) -> int | None:
-    """First byte of a Range header `bytes=N-`, the only form that the Hub's client sends."""
+def _range(header: str | None, size: int) -> range | None:
+    """Bytes of a Range header `bytes=N-` or `bytes=N-M`, the forms that clients send, of a file with `size` bytes."""
     if header is None or not header.startswith("bytes="):
         return None
-    return int(header.removeprefix("bytes=").partition("-")[0])
+    first, _, last = header.removeprefix("bytes=").partition("-")
+    return range(int(first), min(int(last) + 1, size) if last else size)

@@ -1,8 +1,9 @@
-"""`minisgl models check DIR`"""
+"""`minisgl models check MODEL`"""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,37 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="directory of a Hugging Face checkpoint")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="directory of a Hugging Face checkpoint, or a Hub id owner/name, of which only small files and the "
+        "headers of the weights are downloaded",
+    )
+    parser.add_argument(
+        "--revision", default="main", metavar="REV", help="branch, tag or commit on the Hub (default: main)"
+    )
     add_options(parser, EngineConfig(model=""), only=("hf_overrides",))
 
 
 def run(args: argparse.Namespace) -> int:
     """Print all findings; returns 1 when the checkpoint cannot be served."""
     from minisgl.hub.check import check_checkpoint
+    from minisgl.hub.headers import fetch_headers
+    from minisgl.hub.repository import Source
+    from minisgl.hub.resolve import is_hub_id
 
-    report = check_checkpoint(args.directory, args.hf_overrides)
-    _check_tokenizer(args.directory, report)
+    directory = Path(args.model).expanduser()
+    with tempfile.TemporaryDirectory(prefix="minisgl-check-") as temporary:
+        remote = not directory.exists() and is_hub_id(args.model)
+        if remote:
+            directory = Path(temporary, args.model)
+            fetch_headers(Source(repository=args.model, revision=args.revision, endpoint=None), directory)
+        report = check_checkpoint(directory, args.hf_overrides, headers_only=remote)
+        _check_tokenizer(directory, report)
+    return _print(report)
+
+
+def _print(report: CheckpointReport) -> int:
     if report.architecture is not None:
         print(f"architecture     {report.architecture}")
         stored = report.quantization or report.dtype

@@ -74,9 +74,11 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
         return not self.problems
 
 
-def check_checkpoint(directory: str | Path, overrides: Mapping[str, Any] | None = None) -> CheckpointReport:
+def check_checkpoint(
+    directory: str | Path, overrides: Mapping[str, Any] | None = None, *, headers_only: bool = False
+) -> CheckpointReport:
     """Check everything, and report all problems instead of raising the first one. `overrides`: changes of
-    config.json."""
+    config.json. `headers_only`: the weight files have no tensors; see `fetch_headers`."""
     folder = Path(directory)
     report = CheckpointReport(directory=str(folder))
     config = None
@@ -87,7 +89,7 @@ def check_checkpoint(directory: str | Path, overrides: Mapping[str, Any] | None 
     if folder.is_dir():
         if config is not None:
             _describe(config, report)
-        _check_weights(folder, config, report)
+        _check_weights(folder, config, report, headers_only)
         _check_tokenizer(folder, report)
         _check_generation(folder, report)
     return report
@@ -113,7 +115,7 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
         report.notes.append(Finding("no_eos_token", message))
 
 
-def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointReport) -> None:
+def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointReport, headers_only: bool) -> None:
     from minisgl.models.decoder import checkpoint_parameters
     from minisgl.models.kv_scales import read_kv_scales
     from minisgl.models.weights import unknown_tensors
@@ -155,6 +157,8 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         file = tensors[unknown[0]].file.name
         message = f"{len(unknown)} tensors are not used; the first one is {unknown[0]} in {file}"
         report.notes.append(Finding("unknown_tensors", message))
+    if headers_only:
+        return
     try:
         read_kv_scales(folder, config.num_layers)
     except ModelError as error:

@@ -33,7 +33,6 @@ from minisgl.hub.neighbours import (
     write_record,
 )
 from minisgl.hub.repository import HubFile, Source, list_checkpoint, offline
-from minisgl.version import __version__
 from minisgl.wire.status import FetchStatus
 
 logger = logging.getLogger(__name__)
@@ -198,20 +197,13 @@ class _Fetch:
             raise errors[0]
 
     def _download(self, commit: str, file: HubFile, partial: Path) -> None:
-        import huggingface_hub
-
         path = partial / file.name
         path.parent.mkdir(exist_ok=True)
         if path.is_file() and path.stat().st_size == file.size:
             # Its hash was checked before it was renamed to this name.
             self._add_bytes(file.size)
             return
-        url = huggingface_hub.hf_hub_url(
-            self._source.repository, file.name, revision=commit, endpoint=self._source.endpoint
-        )
-        headers = {"accept-encoding": "identity", "user-agent": f"minisgl/{__version__}"}
-        if token := huggingface_hub.get_token():
-            headers["authorization"] = f"Bearer {token}"
+        url, headers = self._source.url_of(file.name, commit), self._source.request_headers()
         counted = 0
 
         def on_bytes(number: int) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from minisgl.hub.errors import FetchError
 from minisgl.models.checkpoint import served_weights
+from minisgl.version import __version__
 
 CONFIG_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the small files that a server reads."""
@@ -41,6 +42,22 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     def hub(self) -> str:
         """Name of the Hub in messages."""
         return self.endpoint or "the Hub"
+
+    def url_of(self, name: str, commit: str) -> str:
+        """URL of a file."""
+        import huggingface_hub
+
+        return huggingface_hub.hf_hub_url(self.repository, name, revision=commit, endpoint=self.endpoint)
+
+    @staticmethod
+    def request_headers() -> dict[str, str]:
+        """Headers of requests for files, with the token if there is one."""
+        import huggingface_hub
+
+        headers = {"accept-encoding": "identity", "user-agent": f"minisgl/{__version__}"}
+        if token := huggingface_hub.get_token():
+            headers["authorization"] = f"Bearer {token}"
+        return headers
 
 
 class HubFile(msgspec.Struct, frozen=True, kw_only=True):

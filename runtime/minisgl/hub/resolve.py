@@ -17,6 +17,11 @@ _SUBFOLDERS: Final = ("*/*.json", "*/*.safetensors")
 _CACHE_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a name that is no directory has the form of a Hub id, `owner/name`."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
 def resolve(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """Directory of `model`, which is downloaded first if it is a Hub id (`owner/name`), with the token of HF_TOKEN or
     `hf auth login`, into the Hub's cache at HF_HOME.
@@ -31,7 +36,7 @@ def resolve(model: str, revision: str | None = None, *, with_weights: bool = Tru
                 "model_not_found", f"{path} has no config.json; give the directory of a Hugging Face checkpoint"
             )
         return path.resolve()
-    if not _HUB_ID.fullmatch(model):
+    if not is_hub_id(model):
         raise HubError(
             "model_not_found",
             f"{model!r} is neither a directory nor a Hugging Face Hub id, which has the form owner/name",

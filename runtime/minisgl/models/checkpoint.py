@@ -22,7 +22,7 @@ _MAX_INDEX_BYTES: Final = 128 << 20
 _MAX_INDEX_ENTRIES: Final = 1_000_000
 """Largest index of the files of a checkpoint. Models with many quantized experts have 200,000 tensors, with entries of
 120 bytes. The second limit bounds the memory: a short entry takes twenty times its size."""
-_MAX_HEADER: Final = 32 << 20
+MAX_HEADER_BYTES: Final = 32 << 20
 """Longest header of a file in bytes, of a quarter of a million tensors. The format allows three times as much."""
 SERVED_WEIGHTS: Final = "model*.safetensors"
 """Names that Hugging Face's libraries give to weight files."""
@@ -163,7 +163,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         size = file.stat().st_size
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if size < 8 or length > min(size - 8, _MAX_HEADER):
+            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                 raise ModelError("corrupt_checkpoint", f"{file} is cut off or not a safetensors file; {_AGAIN}")
             header = _header_decoder.decode(stream.read(length))
         header.pop("__metadata__", None)
