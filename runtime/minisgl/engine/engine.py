@@ -43,6 +43,7 @@ from minisgl.kernels.stored_kv import FP8, KVScales
 from minisgl.layers.parameters import Parameters
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.models.fit import pool_too_small, too_long
 from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
@@ -80,11 +81,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         )
     max_model_len = config.max_model_len or model_config.max_model_len
     if max_model_len > model_config.max_model_len:
-        raise EngineError(
-            "max_model_len_too_large",
-            f"--max-model-len {max_model_len} exceeds the model's limit of {model_config.max_model_len} tokens; "
-            "lower it, or extend the model with --hf-overrides (YaRN) if its authors say so",
-        )
+        raise EngineError("max_model_len_too_large", too_long(model_config, max_model_len))
     model_config.check_length(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
     if config.tensor_parallel > 1:
@@ -230,11 +227,7 @@ class _EngineBuilder:
         if tokens >= self._max_model_len:
             return
         if self._config.max_model_len is not None:
-            raise EngineError(
-                "kv_pool_too_small",
-                f"the KV pool holds {tokens} tokens, fewer than --max-model-len {self._max_model_len}; lower it, or "
-                "give the pool more memory (--num-pages, --memory-fraction, --tp)",
-            )
+            raise EngineError("kv_pool_too_small", pool_too_small(tokens, self._max_model_len))
         logger.warning(
             "the KV pool holds %d tokens; requests are limited to this length, although the model's limit is %d",
             tokens,

@@ -36,6 +36,29 @@ def cuda_device_ids() -> tuple[str, ...]:
     return tuple(found)
 
 
+def device_memory(device: Device, ranks: int, cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Bytes of memory that each of `ranks` ranks on this machine can have at most: of the first GPU, or its part of the
+    memory of this machine or container; None: unknown."""
+    if device == "cuda":
+        try:
+            driver = ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return None
+        handle, size = ctypes.c_int(0), ctypes.c_size_t(0)
+        if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(handle), 0):
+            return None
+        return None if driver.cuDeviceTotalMem_v2(ctypes.byref(size), handle) else size.value
+    size_of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = (cgroup / file).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if limit != "max":
+            size_of_machine = min(size_of_machine, int(limit))
+    return size_of_machine // ranks
+
+
 def open_device(index: int) -> None:
     """Start to create the driver's context of a device on another thread. This takes a second or two, as long as the
     import of torch, which then finds the context. Errors are ignored: torch reports them as well."""

@@ -11,12 +11,14 @@ from typing import Annotated
 import msgspec
 
 from minisgl.config import EngineConfig
+from minisgl.launcher.devices import device_memory
 from minisgl.launcher.endpoint import EndpointOptions, endpoint_groups, run_endpoint
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
 from minisgl.launcher.restarts import Limits
 from minisgl.models.config import ModelConfig
+from minisgl.models.fit import check_fit
 from minisgl.options import option
 from minisgl.router.config import LocalEngine
 from minisgl.scheduler.process import SchedulerProcessConfig
@@ -38,11 +40,10 @@ class ServeOptions(EndpointOptions, frozen=True, kw_only=True):
 
 def serve(options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM. Raises LauncherError and ModelError; no process is left running."""
-    # Find errors in config.json before a rank starts.
+    # Find errors in config.json and options that cannot fit before a process starts.
     engine = options.engine
-    ModelConfig.read(engine.model, engine.hf_overrides, engine.quantization).check_options(
-        engine.tensor_parallel, engine.max_model_len
-    )
+    model = ModelConfig.read(engine.model, engine.hf_overrides, engine.quantization)
+    check_fit(model, engine, device_memory(engine.device, engine.tensor_parallel))
     began = time.monotonic()
 
     def on_ready(address: str) -> None:

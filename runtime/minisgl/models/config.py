@@ -160,11 +160,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"is not supported; start with --max-model-len {self.dual_chunk_after} or less (it is {max_model_len})",
             )
 
-    def check_options(self, tensor_parallel: int, max_model_len: int | None) -> None:
-        """Raise ModelError for options that this model cannot be started with; the engine checks the rest."""
-        self.check_tensor_parallel(tensor_parallel)
-        self.check_length(max_model_len or self.max_model_len)
-
     def check_tensor_parallel(self, size: int) -> None:
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
         if not self._splits(size):

@@ -14,6 +14,7 @@ from typing import Final
 
 from minisgl import logging as log
 from minisgl.launcher.control_server import StatusBoard
+from minisgl.launcher.devices import device_memory
 from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import Child, Process, ProcessSpec
@@ -23,6 +24,7 @@ from minisgl.launcher.signals import Signals
 from minisgl.launcher.supervisor import Supervisor
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
+from minisgl.models.fit import check_fit
 from minisgl.replica.diagnosis import diagnose, shortened, timestamp
 from minisgl.replica.epoch import MemberAddress, plan_epoch
 from minisgl.replica.failures import RETRYABLE_CODES, count_oom_kills, reason_for_code
@@ -118,11 +120,12 @@ class Leader:
             restarts = self._supervisor.state.restarts
 
     def _check_model(self) -> None:
-        """Find errors that are visible in the checkpoint's small files before any rank starts. Raises ModelError."""
+        """Find errors that are visible in the checkpoint's small files, and options that cannot fit, before any rank
+        starts. Raises ModelError."""
         folder = Path(self._options.engine.model)
         engine = self._options.engine
         model = ModelConfig.read(folder, engine.hf_overrides, engine.quantization)
-        model.check_options(engine.tensor_parallel, engine.max_model_len)
+        check_fit(model, engine, device_memory(engine.device, self._options.identity.ranks_per_pod))
         self._architecture = model.architecture
         self._hashes = hash_tokenizer_files(folder)
         self._board.files = {name: (folder / name, sha256) for name, sha256 in self._hashes.items()}

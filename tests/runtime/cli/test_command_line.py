@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,23 @@ def test_a_coded_error_gives_one_line_and_exit_code_1(capsys: pytest.CaptureFixt
     error = capsys.readouterr().err
     assert error.startswith("minisgl: error: './no-such-model' is neither a directory nor")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (["--max-model-len", "999999"], "max_model_len_too_large"),
+        (["--max-model-len", "1000", "--num-pages", "3"], "kv_pool_too_small"),
+        (["--num-pages", "1000000000"], "out_of_memory"),
+    ],
+)
+def test_a_value_that_cannot_fit_is_refused_before_a_process_starts(
+    flags: list[str], code: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve_launcher, "run_endpoint", lambda *_, **options: pytest.fail("it starts"))
+    assert main(["serve", str(tiny_checkpoint()), "--device", "cpu", "--log-format", "json", *flags]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["extra"] == {"code": code}
 
 
 def test_an_error_without_a_code_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

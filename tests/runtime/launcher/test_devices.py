@@ -34,6 +34,17 @@ def test_a_cpu_limit_lowers_the_number_of_cores(
     assert devices._cores(tmp_path) == cores
 
 
+@pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_ranks_share_the_memory_of_the_machine_or_container(file: str, tmp_path: Path) -> None:
+    whole = devices.device_memory("cpu", 1, tmp_path)
+    assert whole is not None
+    assert devices.device_memory("cpu", 2, tmp_path) == whole // 2
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for text, memory in (("max\n", whole), (f"{1 << 60}\n", whole), ("4096\n", 4096)):
+        (tmp_path / file).write_text(text)
+        assert devices.device_memory("cpu", 1, tmp_path) == memory
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_process_id_has_the_residue_that_its_spec_asks_for(rank: int) -> None:
     spec = ProcessSpec(name="rank", target="", config=None, pid_residue=(rank, 3))

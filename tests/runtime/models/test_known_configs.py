@@ -6,10 +6,13 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from minisgl.config import EngineConfig
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
+from minisgl.models.fit import check_fit
 from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS
 
 
@@ -251,9 +254,10 @@ def test_yarn_as_its_authors_document_it_extends_qwen() -> None:
 
 def test_a_model_with_dual_chunk_attention_is_limited_to_plain_attention() -> None:
     config = ModelConfig.parse(CONFIGS["Qwen/Qwen2.5-7B-Instruct-1M"])
-    config.check_options(4, 262144)
+    engine = EngineConfig(model="", tensor_parallel=4)
+    check_fit(config, replace(engine, max_model_len=262144), None)
     with pytest.raises(ModelError, match="--max-model-len 262144 or less") as refused:
-        config.check_options(4, None)
+        check_fit(config, engine, None)
     assert refused.value.code == "dual_chunk_attention"
 
 

@@ -1,0 +1,53 @@
+"""Engine options that cannot fit a model or a device, as far as it is known without loading anything."""
+
+from __future__ import annotations
+
+from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
+from minisgl.models.config import ModelConfig
+from minisgl.models.errors import ModelError
+
+
+def check_fit(model: ModelConfig, engine: EngineConfig, memory: int | None) -> None:
+    """Raise ModelError for options that no start can succeed with. `memory`: bytes of the device of each rank; None:
+    unknown."""
+    model.check_tensor_parallel(engine.tensor_parallel)
+    max_model_len = engine.max_model_len or model.max_model_len
+    if max_model_len > model.max_model_len:
+        raise ModelError("max_model_len_too_large", too_long(model, max_model_len))
+    model.check_length(max_model_len)
+    if engine.num_pages is None:
+        return
+    page_size = engine.page_size or DEFAULT_PAGE_SIZE[engine.device]
+    tokens = engine.num_pages * page_size
+    if engine.max_model_len is not None and tokens < engine.max_model_len:
+        raise ModelError("kv_pool_too_small", pool_too_small(tokens, engine.max_model_len))
+    needed = tokens * _bytes_per_token(model, engine)
+    if memory is not None and needed > memory:
+        raise ModelError(
+            "out_of_memory",
+            f"--num-pages {engine.num_pages} needs {needed / 2**30:,.1f} GiB for the KV pool of a rank, and there are "
+            f"{memory / 2**30:,.1f} GiB for all of it; use fewer pages, or leave the flag out to fill the memory",
+        )
+
+
+def too_long(model: ModelConfig, max_model_len: int) -> str:
+    """Message about a length beyond the model's."""
+    return (
+        f"--max-model-len {max_model_len} exceeds the model's limit of {model.max_model_len} tokens; "
+        "lower it, or extend the model with --hf-overrides (YaRN) if its authors say so"
+    )
+
+
+def pool_too_small(tokens: int, max_model_len: int) -> str:
+    """Message about a KV pool that is smaller than one sequence."""
+    return (
+        f"the KV pool holds {tokens} tokens, fewer than --max-model-len {max_model_len}; lower it, or "
+        "give the pool more memory (--num-pages, --memory-fraction, --tp)"
+    )
+
+
+def _bytes_per_token(model: ModelConfig, engine: EngineConfig) -> int:
+    """Bytes of a token's keys and values on one rank."""
+    fp8, wide = engine.kv_cache_dtype == "fp8", model.dtype_on(engine.device, engine.dtype) == "float32"
+    heads = max(1, model.num_kv_heads // engine.tensor_parallel)
+    return 2 * model.num_layers * heads * model.head_dim * (1 if fp8 else 4 if wide else 2)
