@@ -149,7 +149,10 @@ class _Command(Protocol):
 
 
 def _add(commands: _Commands, name: str, command: _Command, summary: str, needs: _Needs | None = None) -> None:
-    parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    # The operator knows by name which flags users may give to the commands of pods.
+    accepts_foreign = command not in (engine, frontend)
+    description = f"{summary[0].upper()}{summary[1:]}."
+    parser = commands.add_parser(name, help=summary, description=description, accepts_foreign=accepts_foreign)
     command.add_arguments(parser)
     parser.set_defaults(run=command.run, needs=needs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args, get_origin
@@ -20,9 +19,11 @@ from minisgl.options import Option, close, options_of
 
 class Parser(argparse.ArgumentParser):
     """Parser whose errors are one line that names the command to ask for help, and what is like an unknown name. Flags
-    cannot be abbreviated. Flags of other servers with the meaning of one of this parser are accepted."""
+    cannot be abbreviated. `accepts_foreign`: flags of other servers with the meaning of one of this parser are
+    accepted."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, accepts_foreign: bool = False, **options: Any) -> None:
+        self._accepts_foreign = accepts_foreign
         super().__init__(**{"allow_abbrev": False, "formatter_class": _Formatter, **options})
 
     def error(self, message: str) -> NoReturn:
@@ -30,13 +31,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parent parser, which calls this, would name the wrong command's help."""
-        takes_model = any(not action.option_strings and action.dest == "model" for action in self._actions)
-        given = sys.argv[1:] if args is None else args
-        translation = translate(given, self._option_string_actions, takes_model)
-        if translation.taken:
-            taken = ", ".join(f"{name} ({meaning})" for name, meaning in translation.taken)
-            log.write_stderr(f"{self.prog}: flags of other servers are taken as ours: {taken}")
-        known, unknown = super().parse_known_args(translation.arguments, namespace)
+        if self._accepts_foreign:
+            takes_model = any(not action.option_strings and action.dest == "model" for action in self._actions)
+            args, taken = translate(args, self._option_string_actions, takes_model)
+            if taken:
+                named = ", ".join(f"{name} ({meaning})" for name, meaning in taken)
+                log.write_stderr(f"{self.prog}: flags of other servers are taken as ours: {named}")
+        known, unknown = super().parse_known_args(args, namespace)
         if unknown and self.exit_on_error:
             self.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *self.hints(unknown)]))
         return known, unknown

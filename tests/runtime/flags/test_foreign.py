@@ -61,6 +61,15 @@ def test_a_command_takes_its_own_flag_of_the_same_name_as_its_own(capsys: pytest
     assert "--block-size" not in capsys.readouterr().err
 
 
+def test_commands_of_pods_take_flags_by_our_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """The operator reserves flags by name: another name would be a way around it."""
+    with pytest.raises(SystemExit):
+        main(["engine", "m", "--tensor-parallel-size", "2"])
+    assert "unrecognized arguments: --tensor-parallel-size 2; --tensor-parallel-size is --tp here" in (
+        capsys.readouterr().err
+    )
+
+
 def test_every_foreign_flag_has_one_meaning_among_our_flags() -> None:
     ours = {
         name for _, parser in commands(build_parser()) for action in flags(parser) for name in action.option_strings
