@@ -2,24 +2,24 @@
 
 const words = text => new Set(text.trim().split(/\s+/));
 
-const C_WORDS = `if else for while do switch case default break continue return goto const static struct enum union void
-  int char float double long short unsigned signed bool auto namespace class public private protected virtual override
-  template typename using new delete try catch throw throws this final abstract interface extends implements import
-  package sizeof true false null nullptr var let fn func def defer go chan map range type select fallthrough pub mod use
-  impl trait match mut ref move async await where loop dyn crate self Self super unsafe val when object companion data
-  sealed fun string String instanceof include define ifdef ifndef endif pragma`;
+const C_WORDS = `if else for while do switch case default break continue return goto const static struct enum union
+  void int char float double long short unsigned signed bool auto namespace class public private protected virtual
+  override template typename using new delete try catch throw throws this final abstract interface extends implements
+  import package sizeof true false null nullptr var let fn func def defer go chan map range type select fallthrough
+  pub mod use impl trait match mut ref move async await where loop dyn crate self Self super unsafe val when object
+  companion data sealed fun string String instanceof include define ifdef ifndef endif pragma`;
 const SCRIPT_WORDS = `break case catch class const continue debugger default delete do else export extends finally for
-  from function if import in instanceof let new of return static super switch this throw try typeof var void while with yield
-  async await true false null undefined interface type enum implements private public protected readonly as namespace
-  declare abstract satisfies keyof`;
+  from function if import in instanceof let new of return static super switch this throw try typeof var void while
+  with yield async await true false null undefined interface type enum implements private public protected readonly as
+  namespace declare abstract satisfies keyof`;
 const PYTHON_WORDS = `False None True and as assert async await break class continue def del elif else except finally
   for from global if import in is lambda match case nonlocal not or pass raise return try while with yield self`;
-const SHELL_WORDS = `if then else elif fi for while until do done case esac in function return local export readonly set
-  unset shift exit echo cd source sudo trap`;
-const SQL_WORDS = `select from where and or not in is null as join left right inner outer full on group by order having
-  limit offset insert into values update set delete create table view index drop alter add primary key foreign
-  references unique default check constraint with union all distinct case when then else end between like exists begin commit
-  rollback asc desc count sum avg min max integer text varchar boolean timestamp`;
+const SHELL_WORDS = `if then else elif fi for while until do done case esac in function return local export readonly
+  set unset shift exit echo cd source sudo trap`;
+const SQL_WORDS = `select from where and or not in is null as join left right inner outer full on group by order
+  having limit offset insert into values update set delete create table view index drop alter add primary key foreign
+  references unique default check constraint with union all distinct case when then else end between like exists begin
+  commit rollback asc desc count sum avg min max integer text varchar boolean timestamp`;
 const LUA_WORDS = `and break do else elseif end false for function goto if in local nil not or repeat return then true
   until while let where data case of type`;
 const RUBY_WORDS = "end do begin rescue ensure module require unless until then puts nil true false function";

@@ -21,8 +21,9 @@ export const OPERATORS = pairs(`
   colon=: %=% &=& #=# $=$ _=_ prec=≺ succ=≻ doteq=≐ triangleq=≜ coloneqq=≔ lt=< gt=> backslash=\\`);
 
 export const FUNCTIONS = [
-  "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "exp", "log",
-  "ln", "lg", "lim", "max", "min", "sup", "inf", "argmax", "argmin", "det", "dim", "ker", "deg", "gcd", "hom", "arg", "Pr", "mod",
+  "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "exp", "log", "ln",
+  "lg", "lim", "max", "min", "sup", "inf", "argmax", "argmin", "det", "dim", "ker", "deg", "gcd", "hom", "arg", "Pr",
+  "mod",
 ];
 
 // Letters of a style: Unicode has them in blocks of 26, with holes where a letter had a place of its own before.
