@@ -31,15 +31,18 @@ def run(args: argparse.Namespace) -> int:
     """Print all findings; returns 1 when the checkpoint cannot be served."""
     from minisgl.hub.check import check_checkpoint
     from minisgl.hub.headers import fetch_headers
-    from minisgl.hub.repository import Source
-    from minisgl.hub.resolve import is_hub_id
+    from minisgl.hub.repository import Source, offline
+    from minisgl.hub.resolve import is_hub_id, resolve
 
     directory = Path(args.model).expanduser()
     with tempfile.TemporaryDirectory(prefix="minisgl-check-") as temporary:
-        remote = not directory.exists() and is_hub_id(args.model)
+        on_hub = not directory.exists() and is_hub_id(args.model)
+        remote = on_hub and not offline()
         if remote:
             directory = Path(temporary, args.model)
             fetch_headers(Source(repository=args.model, revision=args.revision, endpoint=None), directory)
+        elif on_hub:
+            directory = resolve(args.model, args.revision)
         report = check_checkpoint(directory, args.hf_overrides, headers_only=remote)
         _check_tokenizer(directory, report)
     return _print(report)

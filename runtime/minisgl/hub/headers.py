@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.hub.download import HttpFailure, download
-from minisgl.hub.errors import HubError
 from minisgl.hub.fetch_failures import classify_error
-from minisgl.hub.repository import HubFile, Source, list_checkpoint, offline
+from minisgl.hub.repository import HubFile, Source, list_checkpoint
 from minisgl.models.checkpoint import MAX_HEADER_BYTES
 
 _PARALLEL_DOWNLOADS: Final = 8
@@ -21,9 +20,7 @@ _TIMEOUT_SECONDS: Final = 30.0
 
 def fetch_headers(source: Source, directory: Path) -> None:
     """Write the files of a checkpoint into `directory`, without the tensors: weight files have their header, their
-    size, and a hole. Raises FetchError, and HubError `hub_offline`."""
-    if offline():
-        raise HubError("hub_offline", f"HF_HUB_OFFLINE is set, so {source.repository} is not looked up; unset it")
+    size, and a hole. Raises FetchError."""
     try:
         commit, files = list_checkpoint(source)
         with ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "download") as pool:

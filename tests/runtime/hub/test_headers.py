@@ -72,7 +72,8 @@ def test_a_broken_header_on_the_hub_is_a_problem(
 
 
 @pytest.mark.parametrize(
-    ("offline", "words"), [(False, "denies access to owner/none"), (True, "HF_HUB_OFFLINE is set")]
+    ("offline", "words"),
+    [(False, "denies access to owner/none"), (True, "owner/none at revision main is not in the Hub's cache")],
 )
 def test_a_model_that_cannot_be_looked_up_is_an_error(
     offline: bool, words: str, hub: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
