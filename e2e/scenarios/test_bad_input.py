@@ -211,7 +211,8 @@ def test_a_namespace_with_a_model_can_be_deleted(namespace: Namespace) -> None:
 
 
 def test_a_deleted_child_is_created_again_and_an_edited_one_corrected(namespace: Namespace) -> None:
-    namespace.apply(cpu_model("bad"))
+    # Without a number in the spec, the editor would own it.
+    namespace.apply(cpu_model("bad", frontend={"replicas": 1}))
     namespace.wait("its Service", lambda: namespace.get("services", "bad"))
     before = uid(namespace.get("services", "bad"))
     namespace.kubectl("delete", "service", "bad")
