@@ -170,12 +170,12 @@ class TokenizerPool:
         """Whether a new request has to wait for an engine, or behind others that do."""
         return self.model is None or len(self.requests.held) > 0
 
-    def hold(self, size: int) -> Held:
-        """Let a request with a body of `size` bytes wait until it may be submitted. The caller must release it. Raises
-        ApiError when new requests are rejected, when the model shall not serve, or when there is no room."""
+    def hold(self, size: int, tenant: str) -> Held:
+        """Let a tenant's request with a body of `size` bytes wait until it may be submitted. The caller must release
+        it. Raises ApiError when new requests are rejected, when the model shall not serve, or when there is no room."""
         self.check_open()
         self.check_serving()
-        return self.requests.held.hold(size)
+        return self.requests.held.hold(size, tenant)
 
     def check_serving(self) -> None:
         """Raises ApiError when no engine is routable and the model shall not serve."""

@@ -37,6 +37,9 @@ class WaitingQueue:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._tenants: dict[bytes, _Tenant] = {}
+        self._order: list[tuple[tuple[int, bool, int, int, int], bytes]] = []
+        """Heap of tenants by `Shares.key` of their first requests. A key that has grown since is renewed when it is at
+        the top; that of a new first request gets another entry."""
         self._tenant_of: dict[bytes, bytes] = {}
         """Tenant by id of request."""
         self.tokens = 0
@@ -62,12 +65,24 @@ class WaitingQueue:
             queue = self._tenants[request.tenant] = _Tenant()
         queue.push(request)
         self.tokens += len(request.tokens)
+        if queue.first() is request:
+            heapq.heappush(self._order, (self._shares.key(request), request.tenant))
+            if len(self._order) > 2 * len(self._tenants) + 64:
+                self._order = [(self._shares.key(queue.first()), tenant) for tenant, queue in self._tenants.items()]
+                heapq.heapify(self._order)
 
     def peek(self) -> Request | None:
         """The next request; None when the queue is empty."""
-        if len(self._tenants) <= 1:
-            return next((queue.first() for queue in self._tenants.values()), None)
-        return min((queue.first() for queue in self._tenants.values()), key=self._shares.key)
+        while self._order:
+            key, tenant = self._order[0]
+            if (queue := self._tenants.get(tenant)) is None:
+                heapq.heappop(self._order)
+                continue
+            first = queue.first()
+            if (now := self._shares.key(first)) <= key:
+                return first
+            heapq.heapreplace(self._order, (now, tenant))
+        return None
 
     def pop(self) -> Request:
         """Remove and return the next request; the queue is not empty."""

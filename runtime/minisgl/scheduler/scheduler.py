@@ -172,6 +172,8 @@ class Scheduler:
         self._growth_share = GROWTH_SHARE_START
         self._blocked_head: Request | None = None
         """Head of the queue that did not fit; tried again when pages were released."""
+        self._hopeless_head: Request | None = None
+        """The same, if it would not fit either with all pages that other tenants could give up."""
         self._kept_rows = min(KEPT_ROWS, config.max_running // KEPT_ROWS_OF)
         self._is_first_prompt = False
         """The newest plan is one of `_plan_first_prompt`."""
@@ -215,7 +217,7 @@ class Scheduler:
         request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
         if request.tenant not in self.table.rows_of and request.tenant not in self.queue.tenants:
-            self._shares.join(request.tenant, (*self.table.rows_of, *self.queue.tenants))
+            self._shares.join(request.tenant, (*self.table.rows_of, *self.queue.tenants), self.now)
         if message.grammar:
             if self._grammars is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
@@ -280,7 +282,7 @@ class Scheduler:
 
     def flush_cache(self) -> int:
         """Forget every cached prefix that no request has locked. Returns the number of pages freed."""
-        self._blocked_head = None
+        self._blocked_head = self._hopeless_head = None
         return self.pages.flush()
 
     def expire(self) -> list[Failure]:
@@ -310,7 +312,7 @@ class Scheduler:
             self._shares.charge_rows()
             self._make_room()
         if self._step % RETRY_STEPS == 0:
-            self._blocked_head = None
+            self._blocked_head = self._hopeless_head = None
         updates: list[IntArray] = []
         decode, positions = NO_PAGES, NO_PAGES
         segments, joined = self._plan_first_prompt() if is_shared else ([], [])
@@ -645,23 +647,39 @@ class Scheduler:
         """Preempt a row for the head of the queue if its tenant has fewer than another one, unless enough rows will be
         free one step later."""
         table, head = self.table, self.queue.peek()
-        if head is None or (table.has_free_row and head is not self._blocked_head):
+        if head is None or head is self._hopeless_head or (table.has_free_row and head is not self._blocked_head):
             return
         if len(table.unsettled) >= max(self._kept_rows, 1):
             return
-        tenant = self._shares.must_yield(head.tenant)
-        running = [
+        rows_of, phase = table.rows_of, table.phase
+        own = rows_of[head.tenant]
+        yielding = [
             request
-            for request in table.requests
+            for slot, request in enumerate(table.requests)
             if request is not None
-            and request.tenant == tenant
+            and rows_of[request.tenant] > own + 1
             and request.priority <= head.priority
             and not request.continues
+            and phase[slot] in (Phase.PREFILL, Phase.DECODE)
         ]
-        if running:
-            victim = max(running, key=lambda request: request.priority_key).slot
-            assert victim is not None
-            self._preempt(victim)
+        if not yielding:
+            return
+        if head is self._blocked_head and not self._fits_without(head, yielding):
+            self._hopeless_head = head
+            return
+        victim = max(yielding, key=lambda request: (rows_of[request.tenant], request.priority_key)).slot
+        assert victim is not None
+        self._preempt(victim)
+
+    def _fits_without(self, request: Request, others: Iterable[Request]) -> bool:
+        """Whether there are pages for a prompt when these rows are released."""
+        prefix, cached = self.pages.lock_prefix(request)
+        needed = -(-len(request.tokens) // self.config.page_size) - len(cached)
+        slots = [*self.table.unsettled, *(other.slot for other in others if other.slot is not None)]
+        released = sum(self.pages.reclaimable(slot) for slot in slots)
+        fits = needed <= self.pages.available + released
+        self.pages.unlock(prefix)
+        return fits
 
     def _preempt(self, slot: int) -> None:
         self.table.preempt(slot)
@@ -755,8 +773,8 @@ class Scheduler:
         steps to take a row from another one."""
         return (
             free_rows <= self._kept_rows
-            and self._shares.knows_others(request.tenant)
-            and self._shares.must_yield(request.tenant) is None
+            and self._shares.expects_others(self.now)
+            and self._shares.has_most(request.tenant)
         )
 
     def _expected_growth(self, new: Request) -> int:
@@ -804,7 +822,7 @@ class Scheduler:
         request = self.table.release(slot)
         if preempting:
             self.queue.push(request)
-        self._blocked_head = None
+        self._blocked_head = self._hopeless_head = None
 
 
 def _concatenated(updates: list[IntArray]) -> IntArray:

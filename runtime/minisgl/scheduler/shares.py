@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_TENANTS: Final = 1024
 """Tenants whose tokens are remembered while they have no requests."""
+EXPECTED_SECONDS: Final = 30.0
+"""Time for which rows are kept for further tenants after one has come."""
 
 
 class Shares:
@@ -26,23 +28,33 @@ class Shares:
         """`rows`: number of rows of each tenant that has any, which the caller keeps."""
         self._rows = rows
         self._served: dict[bytes, int] = {}
+        self._joined_at: float | None = None
+        """Time at which a tenant last came while others had requests."""
 
-    def join(self, tenant: bytes, others: Iterable[bytes]) -> None:
-        """Begin to count for a tenant without requests, beside those that have some: it has saved nothing while it had
-        none."""
-        present = [self._served.get(other, 0) for other in others if other != tenant]
+    def join(self, tenant: bytes, others: Iterable[bytes], now: float) -> None:
+        """Begin to count for a tenant without requests at time `now`, beside those that have some: it has saved nothing
+        while it had none."""
+        present = {other: self._served.get(other, 0) for other in others if other != tenant}
         if not present:
             self._served.clear()
+            self._joined_at = None
             return
+        least = min(present.values())
         if len(self._served) >= MAX_TENANTS:
-            # Those that were served most have most to lose by being forgotten.
-            kept = sorted(self._served.items(), key=lambda item: item[1])[-MAX_TENANTS // 2 :]
-            self._served = dict(kept)
-        self._served[tenant] = max(self._served.get(tenant, 0), min(present))
+            self._forget(present, least)
+        self._served[tenant] = max(self._served.get(tenant, 0), least)
+        self._joined_at = now
 
-    def knows_others(self, tenant: bytes) -> bool:
-        """Whether another tenant has been here since the scheduler was idle."""
-        return len(self._served) > (tenant in self._served)
+    def _forget(self, present: Mapping[bytes, int], least: int) -> None:
+        """Forget tenants without requests: those that would begin with `least` anyway, and of the others those that
+        gain least by it."""
+        absent = [(tokens, name) for name, tokens in self._served.items() if name not in present and tokens > least]
+        kept = {name: tokens for tokens, name in sorted(absent)[-MAX_TENANTS // 2 :]}
+        self._served = {name: self._served[name] for name in present if name in self._served} | kept
+
+    def expects_others(self, now: float) -> bool:
+        """Whether several tenants have rows, or one came beside others not long ago."""
+        return len(self._rows) > 1 or (self._joined_at is not None and now - self._joined_at < EXPECTED_SECONDS)
 
     def charge(self, tenant: bytes, tokens: int) -> None:
         """Count tokens that are computed for a tenant."""
@@ -61,13 +73,9 @@ class Shares:
         """Sort key: requests with a smaller one run first. Those that another engine began go ahead of new ones."""
         return (-request.priority, not request.continues, *self.rank(request.tenant), request.arrival)
 
-    def must_yield(self, tenant: bytes) -> bytes | None:
-        """Return the tenant that gives up a row for one that waits: that with most rows, if it keeps as many as the
-        other one gets; None if there is none."""
-        if not self._rows:
-            return None
-        most = max(self._rows, key=self._rows.__getitem__)
-        return most if self._rows[most] > self._rows.get(tenant, 0) + 1 else None
+    def has_most(self, tenant: bytes) -> bool:
+        """Whether no other tenant would have more rows than this one with another one."""
+        return max(self._rows.values(), default=0) <= self._rows.get(tenant, 0) + 1
 
 
 def has_share(own: int, more: int, waiting: int, most: int, tenants: Collection[object]) -> bool:

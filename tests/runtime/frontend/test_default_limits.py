@@ -23,6 +23,7 @@ from minisgl.frontend.tokenizers import TokenizerPool
 from support.skipping_loop import SkippingLoop
 
 MIB = 1 << 20
+TENANT = "address 127.0.0.1"
 
 
 @asynccontextmanager
@@ -109,10 +110,10 @@ def test_the_operators_word_that_a_model_shall_not_serve_counts_for_30_s(tmp_pat
             tokenizers.set_serving(False)
             await asyncio.sleep(29.9)
             with pytest.raises(ApiError) as refused:
-                tokenizers.hold(1)
+                tokenizers.hold(1, TENANT)
             assert (refused.value.status, refused.value.code) == (503, "not_serving")
             await asyncio.sleep(0.2)
-            tokenizers.hold(1)
+            tokenizers.hold(1, TENANT)
             assert tokenizers.num_held == 1
 
     run(say_it_once)
@@ -122,9 +123,9 @@ def test_bodies_of_64_mib_are_held_and_no_more(tmp_path: Path) -> None:
     async def hold_many() -> None:
         async with frontend(tmp_path) as (config, tokenizers):
             for _ in range(64 * MIB // config.max_body_bytes):
-                tokenizers.hold(config.max_body_bytes)
+                tokenizers.hold(config.max_body_bytes, TENANT)
             with pytest.raises(ApiError) as refused:
-                tokenizers.hold(1)
+                tokenizers.hold(1, TENANT)
             assert (refused.value.status, refused.value.code) == (429, "queue_full")
             assert tokenizers.num_held == 8
 

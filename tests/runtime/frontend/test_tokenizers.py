@@ -322,7 +322,7 @@ def waiting(requests: int, *features: str) -> WorkerState:
 async def test_workers_are_told_whether_requests_wait_for_an_engine(links: Links) -> None:
     first, second = links.workers
     await first.send(waiting(0, REQUESTS_WAIT), waiting(0, REQUESTS_WAIT))
-    held = links.tokenizers.requests.held.hold(10)
+    held = links.tokenizers.requests.held.hold(10, "address 127.0.0.1")
     await first.send(waiting(0, REQUESTS_WAIT), waiting(0, REQUESTS_WAIT))
     assert await first.receive() == RequestsWait(True)
     links.tokenizers.requests.held.release(held)

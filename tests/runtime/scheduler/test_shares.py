@@ -7,7 +7,7 @@ from collections import Counter, deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.scheduler.shares import MAX_TENANTS, Shares, has_share
+from minisgl.scheduler.shares import EXPECTED_SECONDS, MAX_TENANTS, Shares, has_share
 
 NAMES = [b"a", b"b", b"c"]
 costs = st.integers(1, 1000)
@@ -23,7 +23,7 @@ def serve(shares: Shares, queued: dict[bytes, deque[int]]) -> tuple[bytes, int]:
 
 def joined(shares: Shares, queued: dict[bytes, deque[int]]) -> Shares:
     for tenant in queued:
-        shares.join(tenant, queued)
+        shares.join(tenant, queued, 0.0)
     return shares
 
 
@@ -43,24 +43,24 @@ def test_one_that_comes_waits_for_at_most_one_request_of_a_flood(flood: list[int
     queued = {b"flood": deque(flood)}
     rows = {b"flood": 5}
     shares = Shares(rows)
-    shares.join(b"flood", ())
+    shares.join(b"flood", (), 0.0)
     for _ in range(min(begun, len(flood) - 1)):
         serve(shares, queued)
     queued[b"new"] = deque([size])
-    shares.join(b"new", (b"flood",))
+    shares.join(b"new", (b"flood",), 0.0)
     assert serve(shares, queued)[0] == b"new"
 
 
 @given(st.lists(costs, max_size=30), st.lists(costs, max_size=30))
 def test_one_that_comes_back_has_saved_nothing_and_owes_what_it_had(before: list[int], meanwhile: list[int]) -> None:
     shares = Shares({})
-    shares.join(b"a", ())
-    shares.join(b"b", (b"a",))
+    shares.join(b"a", (), 0.0)
+    shares.join(b"b", (b"a",), 0.0)
     for cost in before:
         shares.charge(b"a", cost)
     for cost in meanwhile:
         shares.charge(b"b", cost)
-    shares.join(b"a", (b"b",))
+    shares.join(b"a", (b"b",), 0.0)
     assert shares.rank(b"a")[0] == max(sum(before), sum(meanwhile))
 
 
@@ -68,11 +68,12 @@ def test_one_that_comes_back_has_saved_nothing_and_owes_what_it_had(before: list
 def test_rows_are_given_up_until_they_are_equal_and_not_taken_back(rows: dict[bytes, int], waits: bytes) -> None:
     shares = Shares(rows)
     for _ in range(200):
-        if (tenant := shares.must_yield(waits)) is None:
+        if shares.has_most(waits):
             break
+        tenant = max(rows, key=rows.__getitem__)
         rows[tenant] -= 1
         rows[waits] = rows.get(waits, 0) + 1
-        assert shares.must_yield(tenant) != waits, "the row would go to and fro"
+        assert rows[waits] <= rows[tenant] + 1, "the row would go to and fro"
     else:
         raise AssertionError("it does not end")
     assert not rows or max(rows.values()) <= rows.get(waits, 0) + 1
@@ -81,16 +82,38 @@ def test_rows_are_given_up_until_they_are_equal_and_not_taken_back(rows: dict[by
 def test_nothing_is_remembered_of_tenants_before_the_scheduler_was_idle() -> None:
     shares = Shares({})
     shares.charge(b"a", 1000)
-    shares.join(b"a", ())
+    shares.join(b"a", (), 0.0)
     assert shares.rank(b"a") == (0, 0)
 
 
 def test_a_limited_number_of_tenants_is_remembered() -> None:
     shares = Shares({})
     for number in range(5 * MAX_TENANTS):
-        shares.join(b"%d" % number, (b"always",))
+        shares.join(b"%d" % number, (b"always",), 0.0)
         shares.charge(b"%d" % number, 1)
     assert len(shares._served) <= MAX_TENANTS
+
+
+def test_tenants_with_requests_are_not_forgotten_for_those_that_come_and_go() -> None:
+    shares = joined(Shares({}), {b"a": deque(), b"b": deque()})
+    shares.charge(b"a", 200_000)
+    shares.charge(b"b", 200_400)
+    for number in range(2 * MAX_TENANTS):
+        shares.join(b"%d" % number, (b"a", b"b"), 0.0)
+        shares.charge(b"%d" % number, 50 + number % 7)
+    assert (shares.rank(b"a")[0], shares.rank(b"b")[0]) == (200_000, 200_400)
+
+
+def test_another_tenant_is_expected_for_some_time_after_one_has_come() -> None:
+    rows = {b"a": 1}
+    shares = Shares(rows)
+    shares.join(b"a", (), 0.0)
+    assert not shares.expects_others(0.0)
+    shares.join(b"b", (b"a",), 5.0)
+    assert shares.expects_others(5.0 + EXPECTED_SECONDS / 2)
+    assert not shares.expects_others(5.0 + EXPECTED_SECONDS)
+    rows[b"b"] = 1
+    assert shares.expects_others(5.0 + EXPECTED_SECONDS), "it has rows"
 
 
 @given(st.integers(1, 1000), st.integers(1, 50), st.integers(1, 10))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from minisgl.scheduler.request import Request
+from minisgl.scheduler.scheduler import KEPT_ROWS
+from minisgl.scheduler.shares import EXPECTED_SECONDS, Shares
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.plan import StepPlan
 from support.scheduling import Answer, Harness
@@ -156,3 +161,75 @@ def test_a_queue_that_one_tenant_has_filled_has_room_for_another() -> None:
 def test_a_tenant_has_a_limited_name() -> None:
     with pytest.raises(RequestError, match="tenant has more than 64 bytes"):
         Harness().submit([1], 1, tenant=b"t" * 65)
+
+
+@OVERLAP
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["end of sequence", "abort"])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_end_by_themselves_are_not_taken_away(overlap: bool, is_aborted: bool, seed: int) -> None:
+    """Their last step may be in flight, while a row is taken away for another tenant."""
+    rng = random.Random(seed)
+    harness = Harness(overlap=overlap, rows=16, pages=4096, budget=64)
+    answers = [
+        harness.submit([number % 90, number // 90, 3, 4], 40, tenant=b"flood", ignore_eos=is_aborted, seed=number)
+        for number in range(200)
+    ]
+    for number in range(150):
+        running = [answer for answer in answers if answer.tokens and answer.finish is None]
+        if is_aborted and running:
+            harness.abort(answers.pop(answers.index(running[-1])))
+        if rng.random() < 0.5:
+            tenant = b"other%d" % (number % 3)
+            answers.append(harness.submit([90, 91, number % 90], 4, tenant=tenant, ignore_eos=True))
+        harness.step()
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in answers)
+    harness.check_idle()
+
+
+def test_no_row_is_kept_for_a_tenant_that_has_gone_for_good() -> None:
+    harness = Harness(rows=16, pages=4096, budget=256)
+    flood(harness, 100, max_tokens=50)
+    for number in range(2):
+        steps_to_first_token(harness, number)
+    for _ in range(10):
+        harness.step()
+    assert harness.scheduler.table.num_in_use == 16 - KEPT_ROWS
+    harness.scheduler.now += EXPECTED_SECONDS
+    for _ in range(3):
+        harness.step()
+    assert harness.scheduler.table.num_in_use == 16
+
+
+def test_rows_are_not_taken_away_for_a_prompt_that_does_not_fit_without_them() -> None:
+    """Most pages are those of a third tenant with a single row."""
+    harness = Harness(rows=15, pages=64, max_model_len=256, budget=64, cache="naive")
+    harness.submit([place % 90 for place in range(150)], 100, tenant=b"long", ignore_eos=True)
+    for _ in range(8):
+        harness.step()
+    many = flood(harness, 20, max_tokens=8)
+    for _ in range(4):
+        harness.step()
+    waiting = harness.submit([7 * place % 90 for place in range(130)], 4, tenant=b"other", ignore_eos=True)
+    for _ in range(20):
+        harness.step()
+    assert harness.scheduler.counters.preemptions == 0
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in (*many, waiting))
+
+
+def test_the_next_request_of_many_tenants_is_found_without_a_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(rows=64, pages=4096, budget=256, max_waiting=10_000, checks=False)
+    for number in range(1000):
+        harness.submit([number % 90, number // 90], 2, tenant=b"%d" % number, ignore_eos=True)
+    looks = 0
+    key = Shares.key
+
+    def counted(shares: Shares, request: Request) -> tuple[int, bool, int, int, int]:
+        nonlocal looks
+        looks += 1
+        return key(shares, request)
+
+    monkeypatch.setattr(Shares, "key", counted)
+    harness.run()
+    assert looks < 20 * 1000

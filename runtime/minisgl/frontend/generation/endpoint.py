@@ -146,7 +146,7 @@ class GenerationEndpoint:
     async def _hold(self, record: RequestRecord, receive: Receive, body: bytes, opening: StreamOpening) -> Held:
         """Wait until the request may be submitted; the caller must release it."""
         seconds = self._config.limits.queue_seconds
-        held = self._tokenizers.hold(len(body))
+        held = self._tokenizers.hold(len(body), record.tenant)
         watcher = asyncio.create_task(_watch_disconnect(receive, held.fail))
         record.is_held = True
         try:

@@ -58,14 +58,14 @@ class Admission:
         self._in_flight += 1
         self._in_flight_by_key[key_name] += 1
 
-    def add_choices(self, key_name: str, more: int) -> None:
-        """Count the further choices of a request with this API key. A request alone is not rejected. Raises
+    def recount(self, key_name: str, counted: int, choices: int) -> None:
+        """Count a request with this API key as `choices` instead of `counted`. A request alone is not rejected. Raises
         ApiError."""
-        limit, others = self._limits.in_flight_per_key, self._in_flight_by_key[key_name] - 1
-        if limit is not None and others > 0 and others + 1 + more > limit:
-            message = f"this key has {others} of {limit} choices in progress, and the request has {1 + more}"
+        limit, others = self._limits.in_flight_per_key, self._in_flight_by_key[key_name] - counted
+        if limit is not None and others > 0 and others + choices > limit:
+            message = f"this key has {others} of {limit} choices in progress, and the request has {choices}"
             raise self._reject("key_limit", "too_many_requests", message)
-        self._in_flight_by_key[key_name] += more
+        self._in_flight_by_key[key_name] = others + choices
 
     def end_request(self, key_name: str, choices: int = 1) -> None:
         self._in_flight -= 1
@@ -84,14 +84,19 @@ class Admission:
         finally:
             self._checking -= 1
 
-    def hold(self, has_room: bool) -> None:
-        """Let a request wait for an engine. `has_room`: there is room for its body. Raises ApiError."""
+    def hold(self, has_room: bool, tenant: str) -> None:
+        """Let a tenant's request wait for an engine. `has_room`: there is room for its body. Raises ApiError."""
         if not has_room:
             raise self._reject("held_bytes", "queue_full", "no engine is connected, and many requests wait for one")
-        if self.waiting >= self._limits.waiting:
-            raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
+        self.check_waiting(1, tenant)
         self.waiting += 1
-        self._waiting_of[""] += 1
+        self._waiting_of[tenant] += 1
+
+    def check_waiting(self, choices: int, tenant: str) -> None:
+        """Raises ApiError when a tenant's choices have no place among those that wait."""
+        most, own = self._limits.waiting, self._waiting_of[tenant]
+        if self.waiting + choices > most and not has_share(own, choices, self.waiting, most, +self._waiting_of):
+            raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
 
     def has_room(self, tokens: int) -> bool:
         """Return whether a prompt of about `tokens` tokens may wait besides those that do."""
@@ -101,12 +106,9 @@ class Admission:
         """Let `choices` choices of a tenant wait, with prompts of about `tokens` tokens together. A request that was
         held had its place before, and is not rejected. Raises ApiError."""
         if self.waiting and not was_held:
-            tenants = self._waiting_of
-            most, own = self._limits.waiting, self._waiting_of[tenant]
-            if self.waiting + choices > most and not has_share(own, choices, self.waiting, most, tenants):
-                raise self._reject("waiting", "queue_full", f"{self.waiting} requests are waiting")
+            self.check_waiting(choices, tenant)
             most, own, waiting = self._limits.waiting_tokens, self._tokens_of[tenant], self.waiting_tokens
-            if waiting + tokens > most and not has_share(own, tokens, waiting, most, tenants):
+            if waiting + tokens > most and not has_share(own, tokens, waiting, most, +self._waiting_of):
                 raise self._reject("waiting_tokens", "queue_full", f"prompts of {waiting} tokens are waiting")
         self.waiting += choices
         self.waiting_tokens += tokens

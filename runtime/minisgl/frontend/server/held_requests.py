@@ -23,9 +23,10 @@ _MAX_WAITS: Final = 16
 class Held:
     """One request, from its arrival here until it is submitted or ends in an error."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, tenant: str) -> None:
         self.size = size
         """Bytes of the body."""
+        self.tenant = tenant
         self.left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the request may be submitted; or the error that it ends in."""
 
@@ -69,11 +70,11 @@ class HeldRequests:
         """Size of the bodies that are kept."""
         return self._bytes
 
-    def hold(self, size: int) -> Held:
-        """Let a request with a body of `size` bytes wait. The caller must `release` it. Raises ApiError when there is
-        no room."""
-        self._admission.hold(self._bytes + size <= self._max_bytes or not self._bytes)
-        held = Held(size)
+    def hold(self, size: int, tenant: str) -> Held:
+        """Let a tenant's request with a body of `size` bytes wait. The caller must `release` it. Raises ApiError when
+        there is no room."""
+        self._admission.hold(self._bytes + size <= self._max_bytes or not self._bytes, tenant)
+        held = Held(size, tenant)
         self._queue.append(held)
         self._bytes += size
         self.notify()
@@ -93,7 +94,7 @@ class HeldRequests:
         ):
             held = self._queue.popleft()
             self._leaving.add(held)
-            self._admission.correct_tokens(held.tokens)
+            self._admission.correct_tokens(held.tokens, held.tenant)
             if not held.left.done():
                 held.left.set_result(None)
 
@@ -101,10 +102,10 @@ class HeldRequests:
         """The request is admitted, or has ended. A second call does nothing."""
         if held in self._leaving:
             self._leaving.remove(held)
-            self._admission.leave_queue(held.tokens)
+            self._admission.leave_queue(held.tokens, held.tenant)
         elif held in self._queue:
             self._queue.remove(held)
-            self._admission.leave_queue(0)
+            self._admission.leave_queue(0, held.tenant)
         else:
             return
         self._bytes -= held.size

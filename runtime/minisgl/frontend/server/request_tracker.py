@@ -89,7 +89,7 @@ class RequestTracker:
         """Open the response stream of a request, which may have been held: one choice for each of `requests`, `n` for
         each prompt. Raises ApiError when too many wait."""
         choices = [(request.id, _estimate_prompt_tokens(request)) for request in requests]
-        self.admission.add_choices(record.key_name, len(choices) - record.choices)
+        self.admission.recount(record.key_name, record.choices, len(choices))
         record.choices = len(choices)
         tokens = sum(tokens for _, tokens in choices)
         self.admission.admit(len(choices), tokens, record.tenant, was_held=held is not None)

@@ -242,6 +242,33 @@ def test_requests_in_flight_are_limited_in_total_and_by_key() -> None:
         admission.begin_request("b")
 
 
+def test_a_request_that_no_worker_has_taken_counts_once_when_it_is_tried_again() -> None:
+    admission = Admission(RequestLimits(in_flight_per_key=4), Counter())
+    admission.begin_request("a")
+    admission.recount("a", 1, 8)
+    admission.recount("a", 8, 8)
+    with pytest.raises(ApiError):
+        admission.begin_request("a")
+    admission.end_request("a", 8)
+    admission.begin_request("a")
+    admission.begin_request("a")
+    admission.recount("a", 1, 3)
+    with pytest.raises(ApiError, match="3 of 4 choices in progress, and the request has 2"):
+        admission.recount("a", 1, 2)
+
+
+def test_requests_of_one_tenant_that_wait_for_an_engine_do_not_keep_out_another() -> None:
+    admission = Admission(RequestLimits(waiting=4), Counter())
+    for _ in range(4):
+        admission.hold(True, "flood")
+    with pytest.raises(ApiError, match="4 requests are waiting"):
+        admission.hold(True, "flood")
+    admission.hold(True, "other")
+    for tenant in ("flood", "flood", "flood", "flood", "other"):
+        admission.leave_queue(0, tenant)
+    assert admission.waiting == 0
+
+
 def test_retry_after_is_estimated_from_recent_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     # Not time.monotonic itself, which all of this process uses.
