@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -326,12 +327,13 @@ def test_a_request_that_cannot_be_served_is_refused_at_once_and_starts_no_engine
 @pytest.mark.parametrize("model", ["tiny", "other", "default", None])
 def test_a_valid_request_with_a_key_is_held(idle_pod: Pod, model: str | None) -> None:
     body = CHAT if model is None else {**CHAT, "model": model}
-    with pytest.raises(httpx.ReadTimeout), ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(httpx.post, f"{idle_pod.url}/v1/chat/completions", json=body, headers=KEY, timeout=1.0)
+    request = httpx.Request("POST", f"{idle_pod.url}/v1/chat/completions", json=body, headers=KEY)
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    with socket.create_connection((request.url.host, request.url.port), WAIT_SECONDS) as client:
+        client.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
         idle_pod.wait_for_held(1)
         load = httpx.get(f"{idle_pod.url}/load", headers=KEY).json()
         assert (load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 1)
-        answer.result(WAIT_SECONDS)
     idle_pod.wait_for_held(0)
 
 
