@@ -98,8 +98,8 @@ class Manifest(NamedTuple):
 
 
 def read(path: Path) -> Manifest:
-    """Read an InferenceModel. Raises ManifestError when the file cannot be read, is not YAML, is not exactly one
-    InferenceModel, or has an unknown field or a wrong value."""
+    """Read an InferenceModel, which may stand among other objects. Raises ManifestError when the file cannot be read,
+    is not YAML, has not exactly one InferenceModel, or has an unknown field or a wrong value."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(_MAX_FILE_BYTES + 1)
@@ -118,10 +118,11 @@ def read(path: Path) -> Manifest:
 
 
 def _parse(documents: list[Any]) -> Manifest:
-    if len(documents) != 1:
-        raise ManifestError(f"expected one InferenceModel, found {len(documents)} objects")
-    [model] = documents
-    if not isinstance(model, dict) or (model.get("apiVersion"), model.get("kind")) != (API_VERSION, KIND):
+    models = [document for document in documents if len(documents) == 1 or _is_model(document)]
+    if len(models) != 1:
+        raise ManifestError(f"expected one InferenceModel, found {len(models)} in {len(documents)} objects")
+    [model] = models
+    if not _is_model(model):
         found = f"{model.get('apiVersion')} {model.get('kind')}" if isinstance(model, dict) else type(model).__name__
         raise ManifestError(f"expected {API_VERSION} {KIND}, found {found}")
     for key in model:
@@ -131,6 +132,10 @@ def _parse(documents: list[Any]) -> Manifest:
     name = _expect(metadata.get("name"), str, "metadata.name")
     manifest = Manifest({"served-model-name": (name, "metadata.name")}, {}, [], [])
     without_effect: dict[str, list[str]] = {}
+    for other in documents:
+        if other is not model:
+            name_of_kind = str(other.get("kind")) if isinstance(other, dict) else type(other).__name__
+            without_effect.setdefault("only the InferenceModel is served", []).append(name_of_kind)
     for field, value in _fields(spec, ""):
         where = f"spec.{field}"
         if field in SETTINGS:
@@ -144,6 +149,10 @@ def _parse(documents: list[Any]) -> Manifest:
         f"no effect on one machine: {', '.join(fields)}: {reason}" for reason, fields in without_effect.items()
     )
     return manifest
+
+
+def _is_model(document: Any) -> bool:
+    return isinstance(document, dict) and (document.get("apiVersion"), document.get("kind")) == (API_VERSION, KIND)
 
 
 def _fields(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:

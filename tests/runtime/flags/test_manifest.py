@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -169,6 +170,12 @@ def test_every_sample_can_be_served(sample: Path, tmp_path: Path, capsys: pytest
     assert printed["model"] == str(tmp_path)
 
 
+def test_objects_beside_the_model_have_no_effect(tmp_path: Path) -> None:
+    path = _file(tmp_path, f"{json.dumps(smallest())}\n---\nkind: Ingress\n---\nkind: Service\n")
+    [warning] = [text for text in manifest.read(path).warnings if "Ingress" in text]
+    assert warning == "no effect on one machine: Ingress, Service: only the InferenceModel is served"
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if not case.field], ids=lambda case: case.name)
 def test_a_manifest_that_a_cluster_accepts_is_accepted(case: Case, tmp_path: Path) -> None:
     manifest.read(_file(tmp_path, case.model))
@@ -177,8 +184,9 @@ def test_a_manifest_that_a_cluster_accepts_is_accepted(case: Case, tmp_path: Pat
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("", "expected one InferenceModel, found 0 objects"),
-        ("a: 1\n---\nb: 2\n", "expected one InferenceModel, found 2 objects"),
+        ("", "expected one InferenceModel, found 0 in 0 objects"),
+        ("a: 1\n---\nb: 2\n", "expected one InferenceModel, found 0 in 2 objects"),
+        (2 * f"{json.dumps(smallest())}\n---\n", "expected one InferenceModel, found 2 in 2 objects"),
         ("[1, 2]", "expected serving.minisgl.io/v1alpha1 InferenceModel, found list"),
         ("{", "is not YAML"),
         ("a" * (1 << 20) + "b", "is larger than 1048576 bytes"),
