@@ -207,11 +207,11 @@ def test_a_secret_of_a_models_pods_that_is_deleted_is_written_again(
     cluster: OperatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_tokens, "_AGAIN", timedelta(0))
-    cluster.apply(pvc_model("again"))
-    cluster.until(lambda: cluster.told_to_refuse.get("again-r0-0"), "the demand for a proof")
-    cluster.control_plane.kubectl("delete", "secret", "again-peers-a", "-n", cluster.namespace)
-    cluster.until(lambda: not cluster.told_to_refuse["again-r0-0"], "the end of the demand")
-    cluster.until(lambda: cluster.told_to_refuse["again-r0-0"], "the demand again")
+    cluster.apply(pvc_model("rewritten"))
+    cluster.until(lambda: cluster.told_to_refuse.get("rewritten-r0-0"), "the demand for a proof")
+    cluster.control_plane.kubectl("delete", "secret", "rewritten-peers-a", "-n", cluster.namespace)
+    cluster.until(lambda: not cluster.told_to_refuse["rewritten-r0-0"], "the end of the demand")
+    cluster.until(lambda: cluster.told_to_refuse["rewritten-r0-0"], "the demand again")
 
 
 def test_the_secrets_of_a_models_pods_are_deleted_with_it(cluster: OperatedCluster) -> None:
