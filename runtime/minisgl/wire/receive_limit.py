@@ -27,7 +27,11 @@ from minisgl.wire.sockets import MAX_MESSAGE_BYTES
 logger = logging.getLogger(__name__)
 
 MAX_UNDELIVERED_BYTES: Final = 2 * MAX_MESSAGE_BYTES
-"""Most bytes of all connections of a socket that have arrived and were not received from it."""
+"""Most bytes that have arrived, and were not received, of all connections of a socket without a valid greeting."""
+MAX_GREETED_BYTES: Final = 32 * MAX_MESSAGE_BYTES
+"""The same of each connection with a valid greeting. When an engine is lost, a frontend sends all of its requests to
+another one at once. That one may be in a long step and receive nothing meanwhile: a thousand prompts of 100,000 tokens
+take 400 MB."""
 GREETING_SECONDS: Final = 10.0
 """Time that a connection has for a valid greeting, where one is required."""
 REFUSED_SECONDS: Final = 1.0
@@ -75,7 +79,7 @@ class ReceiveLimit:
         # Each takes two descriptors, and files must still be opened.
         self._most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._undelivered = 0
-        """Bytes that were undelivered when each connection was looked at last."""
+        """Bytes that were undelivered when each connection without a valid greeting was looked at last."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="receive-limit", daemon=True)
         self._thread.start()
@@ -90,8 +94,8 @@ class ReceiveLimit:
     def greeted(self, frames: list[zmq.Frame]) -> None:
         """Keep the connection on which a valid greeting has arrived."""
         with self._lock:
-            if (connection := self._source(frames)) is not None:
-                self._ungreeted.pop(connection.number, None)
+            if (connection := self._source(frames)) is not None and self._is_ungreeted(connection):
+                self._forget_ungreeted(connection)
 
     def refuse(self, frames: list[zmq.Frame]) -> None:
         """Close the connection on which a greeting has arrived that is not valid, unless a valid one follows."""
@@ -153,12 +157,15 @@ class ReceiveLimit:
             self._end(next(iter(self._ungreeted.values())))
 
     def _forget(self, connection: _Connection) -> None:
-        self._undelivered -= connection.undelivered
         self._activity.unregister(connection.fileno())
         del self._connections[connection.number], self._by_own[connection.fileno()]
         if self._is_ungreeted(connection):
-            del self._ungreeted[connection.number]
+            self._forget_ungreeted(connection)
         connection.close()
+
+    def _forget_ungreeted(self, connection: _Connection) -> None:
+        self._undelivered -= connection.undelivered
+        del self._ungreeted[connection.number]
 
     def _end(self, connection: _Connection) -> None:
         connection.shut_down()
@@ -176,19 +183,24 @@ class ReceiveLimit:
             self._look(now, [connection])
         if self._undelivered > MAX_UNDELIVERED_BYTES:
             # Messages may have been delivered since.
-            self._look(now, self._connections.values())
+            self._look(now, self._ungreeted.values())
         while self._undelivered > MAX_UNDELIVERED_BYTES:
-            largest = max(self._connections.values(), key=lambda connection: connection.undelivered)
-            logger.warning(
-                "a connection was closed: %d bytes of it are no complete message, or were not read",
-                largest.undelivered,
-            )
-            self._end(largest)
+            self._end_sender(max(self._ungreeted.values(), key=lambda connection: connection.undelivered))
         self._end_ungreeted(now)
 
     def _look(self, now: float, connections: Iterable[_Connection]) -> None:
         for connection in connections:
-            self._undelivered += connection.look(now)
+            grown = connection.look(now)
+            if self._is_ungreeted(connection):
+                self._undelivered += grown
+            elif connection.undelivered > MAX_GREETED_BYTES:
+                self._end_sender(connection)
+
+    def _end_sender(self, connection: _Connection) -> None:
+        logger.warning(
+            "a connection was closed: %d bytes of it are no complete message, or were not read", connection.undelivered
+        )
+        self._end(connection)
 
     def _end_ungreeted(self, now: float) -> None:
         while self._refused and now - (self._refused[0].refused_at or 0.0) >= REFUSED_SECONDS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import zmq
 from minisgl.router.link import Link
 from minisgl.scheduler.clients import Clients
 from minisgl.wire import receive_limit
-from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Welcome
+from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Submit, Welcome
 from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.sockets import Codec
 
@@ -39,12 +40,22 @@ def clients(secret: PeerSecret) -> Iterator[Clients]:
 
 
 @pytest.fixture
-def link(clients: Clients) -> Iterator[Link]:
+def connect(clients: Clients) -> Iterator[Callable[[], Link]]:
     context: zmq.Context[Any] = zmq.Context()
-    link = Link(context, clients.address)
-    yield link
-    link.close()
+    with contextlib.ExitStack() as links:
+
+        def connect() -> Link:
+            link = Link(context, clients.address)
+            links.callback(link.close)
+            return link
+
+        yield connect
     context.destroy(linger=0)
+
+
+@pytest.fixture
+def link(connect: Callable[[], Link]) -> Link:
+    return connect()
 
 
 def is_welcome(clients: Clients, link: Link, proof: str) -> bool:
@@ -113,6 +124,32 @@ def test_a_proof_serves_one_connection(clients: Clients, link: Link, secret: Pee
     proof = secret.proof("scheduler", link.identity.hex())
     link.reconnect()
     assert not is_welcome(clients, link, proof)
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+def test_many_requests_of_a_frontend_may_wait_for_a_busy_engine(
+    clients: Clients,
+    connect: Callable[[], Link],
+    secret: PeerSecret,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_required: bool,
+) -> None:
+    monkeypatch.setattr(receive_limit, "MAX_UNDELIVERED_BYTES", 1 << 20)
+    if not is_required:
+        (tmp_path / "required").unlink()
+    link, stranger = connect(), connect()
+    assert is_welcome(clients, link, secret.proof("scheduler", link.identity.hex()) if is_required else "")
+    request = Submit(id=bytes(16), prompt=bytes(2 << 20), max_tokens=1, seed=0)
+    for _ in range(4):
+        link.send(request)
+    stranger.send(request)
+    while not stranger.take_lost():
+        assert not link.take_lost()
+    received = 0
+    while received < 4:
+        assert not link.take_lost()
+        received += len(list(clients.receive(10)))
 
 
 def test_until_the_secret_is_required_all_are_welcome(clients: Clients, link: Link, tmp_path: Path) -> None:

@@ -114,6 +114,15 @@ def endless_message(address: str) -> Iterator[socket.socket]:
         yield connection
 
 
+def send_until_closed(endless: socket.socket) -> None:
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while True:
+            assert sent < 16 * MAX_UNDELIVERED_BYTES, "it is never closed"
+            endless.sendall(PART)
+            sent += len(PART)
+
+
 def receive(router: Any, limit: ReceiveLimit) -> list[bytes]:
     assert router.poll(WAIT_MS)
     frames = router.recv_multipart(copy=False)
@@ -130,15 +139,45 @@ def test_a_message_of_endless_parts_ends_its_connection_alone(
     good.send(b"before")
     assert receive(router, limit) == [b"before"]
     with endless_message(address) as endless:
-        sent = 0
-        with contextlib.suppress(ConnectionError):
-            while True:
-                assert sent < 16 * MAX_UNDELIVERED_BYTES, "it is never closed"
-                endless.sendall(PART)
-                sent += len(PART)
+        send_until_closed(endless)
     good.send(b"after")
     assert receive(router, limit) == [b"after"]
     good.close()
+
+
+def send_uncounted(dealer: Any, router: Any, mebibytes: int) -> None:
+    """Have bytes arrive, and leave them undelivered for the limit."""
+    for _ in range(mebibytes):
+        dealer.send(bytes(1 << 20))
+        take(router)
+
+
+def test_a_connection_that_has_greeted_may_send_more_than_all_others(
+    context: zmq.Context[Any], limited: tuple[Any, ReceiveLimit, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a frontend whose requests come from a lost engine, while a step runs."""
+    router, limit, address = limited
+    monkeypatch.setattr(receive_limit, "MAX_UNDELIVERED_BYTES", 1 << 20)
+    with greeting(context, address) as (dealer, closed):
+        limit.greeted(take(router))
+        send_uncounted(dealer, router, 4)
+        with endless_message(address) as endless:
+            send_until_closed(endless)
+        assert not closed.poll(0)
+
+
+def test_a_connection_that_has_greeted_has_a_limit_of_its_own(
+    context: zmq.Context[Any], limited: tuple[Any, ReceiveLimit, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, limit, address = limited
+    monkeypatch.setattr(receive_limit, "MAX_GREETED_BYTES", 5 << 19)
+    with greeting(context, address) as (first, first_closed), greeting(context, address) as (second, second_closed):
+        for _ in range(2):
+            limit.greeted(take(router))
+        send_uncounted(first, router, 2)
+        send_uncounted(second, router, 3)
+        assert second_closed.poll(WAIT_MS)
+        assert not first_closed.poll(0)
 
 
 def test_many_messages_that_are_received_do_not_reach_the_limit(
