@@ -93,10 +93,12 @@ class Clients:
 
     def receive(self, wait_ms: int) -> Iterator[tuple[int, ToScheduler]]:
         """Messages of clients that have said HELLO, with the client's number; waits up to `wait_ms` for the first."""
-        if wait_ms and not self._socket.poll(wait_ms):
-            return
+        if wait_ms:
+            self._socket.poll(wait_ms)
         for _ in range(MAX_MESSAGES_PER_POLL):
             if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+                if self._limit is not None:
+                    self._limit.all_received()
                 return
             received = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             if self._limit is not None:

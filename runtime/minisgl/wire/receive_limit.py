@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import resource
 import select
@@ -33,7 +34,8 @@ MAX_GREETED_BYTES: Final = 32 * MAX_MESSAGE_BYTES
 another one at once. That one may be in a long step and receive nothing meanwhile: a thousand prompts of 100,000 tokens
 take 400 MB."""
 GREETING_SECONDS: Final = 10.0
-"""Time that a connection has for a valid greeting, where one is required."""
+"""Time that a connection has for a valid greeting, where one is required. It ends when nothing is left to receive: the
+greeting may wait for the end of a long step."""
 REFUSED_SECONDS: Final = 1.0
 """Time until a connection is closed whose greeting was refused. A message may be read when its connection has ended and
 another one has the same number: that one is not closed if it sends a valid greeting until then."""
@@ -80,6 +82,8 @@ class ReceiveLimit:
         self._most = min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._undelivered = 0
         """Bytes that were undelivered when each connection without a valid greeting was looked at last."""
+        self._all_received_at = -math.inf
+        """Time at which nothing was left to receive; not under the lock."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="receive-limit", daemon=True)
         self._thread.start()
@@ -90,6 +94,11 @@ class ReceiveLimit:
             if (connection := self._source(frames)) is not None:
                 # The bytes of one that has ended meanwhile count for its successor until the next look at that.
                 connection.delivered += sum(len(frame) + _FRAME_BYTES for frame in frames)
+
+    def all_received(self) -> None:
+        """Note that nothing is left to receive from the socket: a greeting that has arrived does not wait in it."""
+        # No lock: this is called in each step, and the thread may take the old time for the new one.
+        self._all_received_at = time.monotonic()
 
     def greeted(self, frames: list[zmq.Frame]) -> None:
         """Keep the connection on which a valid greeting has arrived."""
@@ -206,7 +215,8 @@ class ReceiveLimit:
         while self._refused and now - (self._refused[0].refused_at or 0.0) >= REFUSED_SECONDS:
             if self._is_ungreeted(refused := self._refused.popleft()):
                 self._end(refused)
-        late = takewhile(lambda connection: now - connection.accepted_at >= GREETING_SECONDS, self._ungreeted.values())
+        since = self._all_received_at - GREETING_SECONDS
+        late = takewhile(lambda connection: connection.accepted_at <= since, self._ungreeted.values())
         first = next(late, None)
         if first is None or not self._greeting_required():
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -115,8 +116,8 @@ def test_a_connection_without_a_greeting_is_closed_and_one_with_it_stays(
     monkeypatch.setattr(receive_limit, "GREETING_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", int(clients.address.rpartition(":")[2])), 60) as silent:
         assert is_welcome(clients, link, secret.proof("scheduler", link.identity.hex()))
-        while silent.recv(4096):
-            pass
+        while not select.select([silent], [], [], 0)[0] or silent.recv(4096):
+            assert not list(clients.receive(10))
     assert not link.take_lost()
 
 

@@ -253,8 +253,27 @@ def test_a_silent_connection_is_closed_where_a_greeting_is_required(
     monkeypatch.setattr(receive_limit, "GREETING_SECONDS", 1.0)
     with raw_connection(address) as silent, greeting(context, address) as (_, closed):
         limit.greeted(take(router))
-        assert is_closed(silent)
+        while is_open(silent):
+            limit.all_received()
         assert not closed.poll(0)
+
+
+def test_a_greeting_may_wait_until_the_receiver_has_time(
+    required: tuple[Any, ReceiveLimit, str], context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, limit, address = required
+    monkeypatch.setattr(receive_limit, "GREETING_SECONDS", 0.0)
+    with greeting(context, address) as (_, waiting):
+        unread = take(router)
+        with greeting(context, address) as (_, refused):
+            # The watch has looked at all connections when it has closed this one.
+            limit.refuse(take(router))
+            assert refused.poll(WAIT_MS)
+        limit.greeted(unread)
+        with raw_connection(address) as silent:
+            while is_open(silent):
+                limit.all_received()
+        assert not waiting.poll(0)
 
 
 def test_a_silent_connection_stays_where_no_greeting_is_required(
@@ -265,7 +284,8 @@ def test_a_silent_connection_stays_where_no_greeting_is_required(
     monkeypatch.setattr(receive_limit, "REFUSED_SECONDS", 0.3)
     with raw_connection(address) as silent, greeting(context, address) as (_, refused):
         limit.refuse(take(router))
-        assert refused.poll(WAIT_MS)
+        while not refused.poll(10):
+            limit.all_received()
         assert is_open(silent)
 
 
@@ -345,9 +365,10 @@ def test_connections_that_have_received_nothing_are_seldom_looked_at(
 
     monkeypatch.setattr(receive_limit, "GREETING_SECONDS", 0.0)
     monkeypatch.setattr(receive_limit, "_CHECK_SECONDS", 0.002)
-    with contextlib.contextmanager(bound)(context, check) as (_, _, address), contextlib.ExitStack() as stack:
+    with contextlib.contextmanager(bound)(context, check) as (_, limit, address), contextlib.ExitStack() as stack:
         idle = [stack.enter_context(raw_connection(address)) for _ in range(200)]
         while len(checks) < 10:
+            limit.all_received()
             assert is_open(idle[0])
         monkeypatch.setattr(socket.socket, "getsockopt", counting)
         begun, looked = len(checks), len(looks)
