@@ -19,7 +19,8 @@ from minisgl.wire.peer_secret import PeerSecret
 logger = logging.getLogger(__name__)
 
 _MAX_UNIDENTIFIED: Final = 64
-"""Connections that have not sent `Join`; one more is closed immediately."""
+"""Most connections that have not sent `Join`. With more, the oldest one is closed: a pod sends it immediately, and gets
+in between others that connect again and again."""
 
 LeaderLink = Link[messages.ToLeader]
 
@@ -129,9 +130,6 @@ class MemberPods:
         except OSError:
             # It was closed before it was accepted.
             return
-        if len(self._links) - len(self.joined) >= _MAX_UNIDENTIFIED:
-            connection.close()
-            return
         try:
             link = Link(connection, messages.to_leader)
         except OSError:
@@ -139,6 +137,8 @@ class MemberPods:
             return
         self._links[link] = None
         self._watch(link)
+        if len(self._links) - len(self.joined) > _MAX_UNIDENTIFIED:
+            self._close(next(link for link, pod in self._links.items() if pod is None))
 
     def _watch(self, link: LeaderLink) -> None:
         assert self._selector is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import selectors
 import socket
 import time
@@ -66,6 +68,19 @@ def test_a_pod_without_a_proof_of_its_own_is_turned_away(
     assert isinstance(refusal, Rejected)
     assert "secret" in refusal.message
     assert pods.joined == {}
+
+
+def test_a_pod_joins_though_more_connections_are_open_than_may_wait(pods: MemberPods, secret: PeerSecret) -> None:
+    with contextlib.ExitStack() as strangers, selectors.DefaultSelector() as selector:
+        pods.watch(selector)
+        [accepting] = selector.get_map().values()
+        silent = []
+        for _ in range(80):
+            silent.append(strangers.enter_context(socket.create_connection(("127.0.0.1", PORT), 60)))
+            accepting.data()
+        assert isinstance(answer(pods, secret.proof("join", "r", "a", "1", "r-1")), Accepted)
+        assert silent[0].recv(1) == b""
+        assert not select.select([silent[-1]], [], [], 0)[0], "the newest one is closed"
 
 
 def test_a_connection_that_begins_a_message_for_ever_is_closed(
