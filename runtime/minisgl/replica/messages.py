@@ -13,7 +13,9 @@ from msgspec import Meta
 
 from minisgl.wire.peer_secret import Proof
 
-LINK_VERSION: Final = 1
+LINK_VERSION: Final = 2
+"""Of these messages, and of what else the ranks of several pods must have in common. 2: ranks take plans only with a
+token."""
 
 MAX_TEXT: Final = 16 << 10
 """Characters of a text, such as the last words of a process."""

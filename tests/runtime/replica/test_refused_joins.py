@@ -39,11 +39,11 @@ def pods(secret: PeerSecret) -> Iterator[MemberPods]:
     pods.close()
 
 
-def answer(pods: MemberPods, proof: str) -> FromLeader:
+def answer(pods: MemberPods, proof: str, version: int = LINK_VERSION) -> FromLeader:
     """The leader's answer to pod 1, which joins with this proof."""
     topology = PodTopology(node="n", devices=(), shm_device=-1)
     identity = msgspec.structs.asdict(IDENTITY)
-    join = Join(version=LINK_VERSION, **identity, pod_index=1, pod="r-1", topology=topology, proof=proof)
+    join = Join(version=version, **identity, pod_index=1, pod="r-1", topology=topology, proof=proof)
     with selectors.DefaultSelector() as selector, socket.create_connection(("127.0.0.1", PORT), 60) as connection:
         pods.watch(selector)
         connection.sendall(msgspec.json.encode(join) + b"\n")
@@ -68,6 +68,13 @@ def test_a_pod_without_a_proof_of_its_own_is_turned_away(
     assert isinstance(refusal, Rejected)
     assert "secret" in refusal.message
     assert pods.joined == {}
+
+
+def test_a_pod_of_version_0_1_0_is_told_that_its_image_is_another_one(pods: MemberPods, secret: PeerSecret) -> None:
+    """Its ranks would wait for plans in vain: they have no token."""
+    refusal = answer(pods, secret.proof("join", "r", "a", "1", "r-1"), version=1)
+    assert isinstance(refusal, Rejected)
+    assert "run all pods from one image" in refusal.message
 
 
 def test_a_pod_joins_though_more_connections_are_open_than_may_wait(pods: MemberPods, secret: PeerSecret) -> None:
