@@ -121,7 +121,7 @@ def test_a_connection_without_a_greeting_is_closed_and_one_with_it_stays(
     assert not link.take_lost()
 
 
-def test_a_proof_serves_one_connection(clients: Clients, link: Link, secret: PeerSecret) -> None:
+def test_a_proof_serves_the_identity_that_it_names_alone(clients: Clients, link: Link, secret: PeerSecret) -> None:
     proof = secret.proof("scheduler", link.identity.hex())
     link.reconnect()
     assert not is_welcome(clients, link, proof)
