@@ -300,6 +300,43 @@ def test_the_oldest_chats_make_room(browser: Page) -> None:
     assert kept == [200, "202", "3", True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("question", "refuses"), [("'x'.repeat(3_000_001)", "false"), ("'x'", "true")], ids=["too-long", "storage-refuses"]
+)
+def test_no_chat_is_removed_for_one_that_has_no_place(browser: Page, question: str, refuses: str) -> None:
+    before, saved, after = browser.evaluate(
+        "(async () => { const { ChatStore, MemoryStorage, newChat } = await import('/static/chat/store.js');"
+        "const storage = new MemoryStorage(), store = new ChatStore(storage), open = newChat();"
+        "const ask = (chat, question, updated) => store.save(Object.assign(chat, { updated, exchanges:"
+        "  [{ question, messages: [], note: '', problem: null }] }));"
+        "for (let number = 0; number < 5; number++) ask(newChat(), `${number}`, number);"
+        "ask(open, 'open', 10); const before = store.export(), set = storage.setItem.bind(storage);"
+        "storage.setItem = (name, text) => {"
+        f"  if (name.endsWith(open.id) && {refuses}) throw new Error('full');"
+        "  set(name, text); };"
+        f"const saved = ask(open, {question}, 11); return [before, saved, store.export()]; }})()"
+    )
+    assert not saved
+    assert after == before
+    assert len(json.loads(after)["chats"]) == 6
+
+
+def test_only_as_many_chats_are_removed_as_the_browser_needs(browser: Page) -> None:
+    kept = browser.evaluate(
+        "(async () => { const { ChatStore, MemoryStorage, newChat } = await import('/static/chat/store.js');"
+        "const storage = new MemoryStorage(), store = new ChatStore(storage), set = storage.setItem.bind(storage);"
+        "storage.setItem = (name, text) => {"
+        "  const others = [...storage.entries].filter(([one]) => one !== name);"
+        "  if (others.reduce((sum, [, kept]) => sum + kept.length, text.length) > 5_000) throw new Error('full');"
+        "  set(name, text); };"
+        "const add = (question, updated) => store.save({ ...newChat(), updated, exchanges:"
+        "  [{ question, messages: [], note: '', problem: null }] });"
+        "for (let number = 0; number < 4; number++) add(`${number}`.repeat(1_000), number);"
+        "return [add('x'.repeat(1_500), 9), store.list().map(chat => chat.title[0])]; })()"
+    )
+    assert kept == [True, ["x", "3", "2"]]
+
+
 def test_one_of_several_models_is_chosen(scripted: ScriptedStack, page: Page) -> None:
     scripted.serve(msgspec.structs.replace(MODEL, names=("org/tiny", "other"), capabilities=("chat", "tools")))
     page.send("Page.reload")

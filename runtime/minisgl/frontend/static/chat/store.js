@@ -41,21 +41,26 @@ export class ChatStore {
     this.storage.removeItem(PREFIX + id);
   }
 
-  // Keeps a chat. The oldest others are removed where all together would be too many or too much; returns whether the
-  // chat itself has a place.
+  // Writes a chat and returns whether it has a place. The oldest others are removed where all together would be too many
+  // or too much; they stay if the chat has no place without them either.
   save(chat) {
     chat.title = (chat.exchanges[0]?.question ?? "").replace(/\s+/g, " ").slice(0, MAX_TITLE);
     const text = JSON.stringify(chat);
+    if (text.length > MAX_CHARACTERS) return false;
     const others = this.list().filter(other => other.id !== chat.id);
-    const sizes = new Map(others.map(other => [other.id, this.storage.getItem(PREFIX + other.id).length]));
-    let size = text.length + [...sizes.values()].reduce((sum, one) => sum + one, 0);
+    const texts = new Map(others.map(({ id }) => [id, this.storage.getItem(PREFIX + id)]));
+    let size = text.length + [...texts.values()].reduce((sum, one) => sum + one.length, 0);
+    const removed = [];
     for (;;) {
       if (others.length < MAX_CHATS && size <= MAX_CHARACTERS && this.put(chat.id, text)) return true;
       const oldest = others.pop();
-      if (!oldest) return false;
-      size -= sizes.get(oldest.id);
+      if (!oldest) break;
+      size -= texts.get(oldest.id).length;
       this.remove(oldest.id);
+      removed.push(oldest.id);
     }
+    for (const id of removed) this.put(id, texts.get(id));
+    return false;
   }
 
   put(id, text) {
