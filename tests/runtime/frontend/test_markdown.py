@@ -223,7 +223,19 @@ def test_math_is_laid_out_by_the_browser(page: Page, tex: str, parts: list[str])
 
 
 @pytest.mark.parametrize(
-    "tex", [r"\unknown{x}", r"\frac{a}", "a^", r"\left( a", "{" * 90 + "}" * 90, r"\constructor x"]
+    "tex",
+    [
+        r"\unknown{x}",
+        r"\frac{a}",
+        "a^",
+        r"\left( a",
+        "{" * 90 + "}" * 90,
+        r"\constructor x",
+        r"\not",
+        r"{\not}",
+        *(rf"{command} " * 90 + "x" for command in (r"\hat", r"\sqrt", r"\frac 1", r"\boxed", r"\not", r"\mathbf")),
+        r"\hat " * 9000 + "x",
+    ],
 )
 def test_math_that_is_not_understood_shows_its_source(page: Page, tex: str) -> None:
     assert _show(page, f"${tex}$") == f'<p><code class="tex">{tex}</code></p>'
@@ -244,7 +256,14 @@ def test_math_that_is_not_understood_shows_its_source(page: Page, tex: str) -> N
         "| a " * 9000 + "\n" + "|-" * 9000,
         "[" * 50_000,
         "<" * 50_000,
+        "a\n" * 150_000,
+        f"```js\n{'a() ' * 150_000}\n```",
     ],
 )
 def test_hostile_text_is_shown(page: Page, text: str) -> None:
     assert len(_show(page, text)) > 9000 or text.startswith((">", "- "))
+
+
+def test_what_cannot_be_rendered_is_shown_as_text_and_the_rest_as_usual(page: Page) -> None:
+    lines = "\n".join(["*a*"] * 150_000)
+    assert _show(page, f"*b*\n\n{lines}\n\n*c*") == f'<p><em>b</em></p><p class="source">{lines}</p><p><em>c</em></p>'

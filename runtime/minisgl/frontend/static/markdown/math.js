@@ -31,7 +31,7 @@ const NO_SPACE_BEFORE = [null, "(", "[", "{", "}", ",", "\\left", "\\right", "&"
 
 class NotUnderstood extends Error {}
 
-// Returns a <math> element; null if the text has something else than this subset.
+// Returns a <math> element; null if the text has something else than this subset. Does not throw.
 export function renderMath(tex, display) {
   try {
     const parser = new MathParser(tex, display);
@@ -39,8 +39,9 @@ export function renderMath(tex, display) {
     if (parser.token !== null) return null;
     return math("math", { display: display ? "block" : "inline" }, body);
   } catch (error) {
-    if (error instanceof NotUnderstood) return null;
-    throw error;
+    // A fault of the parser costs one formula, not the page.
+    if (!(error instanceof NotUnderstood)) console.error(error);
+    return null;
   }
 }
 
@@ -74,9 +75,14 @@ class MathParser {
     this.next();
   }
 
+  // Begins a row or an argument, through which all nesting goes; who calls it lowers `depth` at the end.
+  enter() {
+    if (++this.depth > MAX_DEPTH) throw new NotUnderstood();
+  }
+
   // Reads until one of the tokens, which stays.
   row(ends) {
-    if (++this.depth > MAX_DEPTH) throw new NotUnderstood();
+    this.enter();
     const parts = [];
     while (this.token !== null && !ends.includes(this.token)) {
       const isFunction = FUNCTIONS.includes(this.token.slice(1));
@@ -129,10 +135,15 @@ class MathParser {
   argument() {
     if (this.token === "{") return this.group();
     if (this.token === null) throw new NotUnderstood();
-    if (!/\d/.test(this.token)) return this.atom();
-    const digit = math("mn", {}, this.token);
-    this.next();
-    return digit;
+    if (/\d/.test(this.token)) {
+      const digit = math("mn", {}, this.token);
+      this.next();
+      return digit;
+    }
+    this.enter();
+    const atom = this.atom();
+    this.depth--;
+    return atom;
   }
 
   group() {
@@ -295,7 +306,7 @@ const COMMANDS = {
   underline() { return math("munder", {}, this.argument(), math("mo", {}, "_")); },
   overset() { const above = this.argument(); return math("mover", {}, this.argument(), above); },
   underset() { const below = this.argument(); return math("munder", {}, this.argument(), below); },
-  stackrel() { return COMMANDS.overset.call(this, name); },
+  stackrel() { return COMMANDS.overset.call(this); },
   underbrace() { return math("munder", { class: "brace" }, this.argument(), math("mo", { stretchy: "true" }, "⏟")); },
   overbrace() { return math("mover", { class: "brace" }, this.argument(), math("mo", { stretchy: "true" }, "⏞")); },
   pmod() {
@@ -303,7 +314,7 @@ const COMMANDS = {
     return math("mrow", {}, before, operator("("), math("mi", {}, "mod"), inside, this.argument(), operator(")"));
   },
   bmod() { return math("mo", { lspace: "0.28em", rspace: "0.28em" }, "mod"); },
-  not() { const { textContent } = this.atom(); return operator(`${textContent}\u0338`); },
+  not() { const { textContent } = this.argument(); return operator(`${textContent}\u0338`); },
   displaystyle() {
     return math("mstyle", { displaystyle: "true" }, this.row(["}", "&", "\\\\", "\\end", "\\right", "]"]));
   },

@@ -1,5 +1,6 @@
 // Markdown text that grows, as DOM nodes of which only the last change.
 
+import { make } from "../dom.js";
 import { parseBlocks } from "./blocks.js";
 import { CodeBlock, renderBlock } from "./render.js";
 
@@ -22,15 +23,9 @@ export class MarkdownView {
       const source = lines.slice(block.line, blocks[number + 1]?.line).join("\n").trimEnd();
       const shown = this.open[number];
       if (shown?.source === source) return;
-      if (shown?.code && block.type === "code" && block.language === shown.code.language) {
-        shown.code.update(block.text);
-        shown.source = source;
-        return;
-      }
-      const code = block.type === "code" ? new CodeBlock(block) : null;
-      const node = code?.node ?? renderBlock(block);
-      if (shown) shown.node.replaceWith(node);
-      else this.node.append(node);
+      const { node, code } = render(block, source, shown?.code);
+      if (!shown) this.node.append(node);
+      else if (shown.node !== node) shown.node.replaceWith(node);
       this.open[number] = { source, node, code };
     });
     for (const { node } of this.open.splice(blocks.length)) node.remove();
@@ -39,5 +34,19 @@ export class MarkdownView {
       this.settled += lines.slice(0, blocks[final].line).reduce((sum, line) => sum + line.length + 1, 0);
       this.open.splice(0, final);
     }
+  }
+}
+
+// Returns the node of a block, and of code its CodeBlock: the one that is shown, if it has the same language.
+function render(block, source, shown) {
+  try {
+    if (block.type !== "code") return { node: renderBlock(block), code: null };
+    const code = shown?.language === block.language ? shown : new CodeBlock(block);
+    code.update(block.text);
+    return { node: code.node, code };
+  } catch (error) {
+    // Such as a paragraph of more nodes than a call takes arguments. It must not hide the rest of a chat.
+    console.error(error);
+    return { node: make("p", { class: "source" }, source), code: null };
   }
 }
