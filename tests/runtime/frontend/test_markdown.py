@@ -105,12 +105,23 @@ def test_a_table_has_aligned_cells_with_emphasis_and_line_breaks(page: Page) -> 
     assert markup.endswith("<p>after</p>")
 
 
+def test_a_table_grows_with_its_text_and_not_with_its_square(page: Page) -> None:
+    wide = "|" + "a|" * 700
+    markup = _show(page, "\n".join([wide, "|" + "-|" * 700, wide, *["|"] * 700]))
+    assert markup.count("<tr>") == 702
+    assert markup.count(">a</td>") == 700
+    assert markup.count("<td") < 10_000
+
+
 def test_links_are_addresses_of_the_web_and_of_mail(page: Page) -> None:
     markup = _show(page, "[a](https://a.example/(b)) <mailto:c@d.example>\n(see https://e.example/f).")
     link = '<a href="{0}" title="{0}" target="_blank" rel="noopener noreferrer">{1}</a>'
     assert link.format("https://a.example/(b)", "a") in markup
     assert link.format("mailto:c@d.example", "mailto:c@d.example") in markup
     assert f"(see {link.format('https://e.example/f', 'https://e.example/f')})." in markup
+    markup = _show(page, "https://a.example/b_(c))).' https://d.example/e...f")
+    assert f"{link.format('https://a.example/b_(c)', 'https://a.example/b_(c)')})).' " in markup
+    assert link.format("https://d.example/e...f", "https://d.example/e...f") in markup
 
 
 @pytest.mark.parametrize(
@@ -256,6 +267,10 @@ def test_math_that_is_not_understood_shows_its_source(page: Page, tex: str) -> N
         "| a " * 9000 + "\n" + "|-" * 9000,
         "[" * 50_000,
         "<" * 50_000,
+        f"http://a{')' * 400_000}",
+        f"http://a{'.' * 400_000}x",
+        f"# a{'#' * 400_000}x",
+        f"```{' ' * 400_000}`",
         "a\n" * 150_000,
         f"```js\n{'a() ' * 150_000}\n```",
     ],

@@ -3,7 +3,10 @@
 
 const MAX_DEPTH = 12;
 const MAX_MATH_LINES = 100;
-const FENCE = /^ *(`{3,}|~{3,})[ \t]*([^`]*)$/;
+// Empty cells that are added to the short rows of a table. Without a limit, lines of one character below a wide header
+// would make a table that grows with the square of its text.
+const MAX_ADDED_CELLS = 5000;
+const FENCE = /^ *(`{3,}|~{3,})([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
@@ -80,9 +83,10 @@ function readHeading(lines, at) {
   const [, marks] = HEADING.exec(lines[at]) ?? [];
   if (!marks) return null;
   const text = lines[at].trim().slice(marks.length).trim();
-  const closing = text.length - text.replace(/#+$/, "").length;
-  const closes = closing === text.length || /[ \t]/.test(text.at(-closing - 1));
-  const title = closes ? text.slice(0, text.length - closing).trim() : text;
+  let end = text.length;
+  while (text[end - 1] === "#") end--;
+  const closes = end === 0 || /[ \t]/.test(text[end - 1]);
+  const title = closes ? text.slice(0, end).trim() : text;
   return [{ type: "heading", level: marks.length, text: title }, at + 1];
 }
 
@@ -158,10 +162,11 @@ function readTable(lines, at) {
     return cell.startsWith(":") ? "center" : "right";
   });
   const rows = [];
-  let end = at + 2;
+  let end = at + 2, added = 0;
   for (; end < lines.length && !isBlank(lines[end]) && !startsBlock(lines, end); end++) {
-    const cells = splitRow(lines[end]);
-    rows.push(head.map((_, number) => cells[number] ?? ""));
+    const cells = splitRow(lines[end]).slice(0, head.length);
+    for (; cells.length < head.length && added < MAX_ADDED_CELLS; added++) cells.push("");
+    rows.push(cells);
   }
   return [{ type: "table", aligns, head, rows }, end];
 }

@@ -5,6 +5,8 @@ const MAX_ADDRESS = 2000;
 const PUNCTUATION = /[!-/:-@[-`{-~\p{P}\p{S}]/u;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
+// Part of the sentence, where an address ends with it.
+const BEHIND_ADDRESS = ".,;:!?*_~']";
 const BRACKETED = /<(https?:\/\/[^\s<>]+|mailto:[^\s<>]+)>/y;
 const LINE_BREAK = /<br[ \t]*\/?>/iy;
 const ENTITY = /&(amp|lt|gt|quot|nbsp|#39);/y;
@@ -158,11 +160,13 @@ class InlineParser {
 
   readAddress() {
     if (/\w/.test(this.text[this.at - 1] ?? "")) return false;
-    let [address] = this.match(ADDRESS) ?? [];
-    if (!address) return false;
-    address = address.replace(/[.,;:!?*_~'\]]+$/, "");
-    const count = bracket => address.split(bracket).length;
-    while (address.endsWith(")") && count(")") > count("(")) address = address.slice(0, -1);
+    const [found] = this.match(ADDRESS) ?? [];
+    if (!found) return false;
+    let end = found.length;
+    while (BEHIND_ADDRESS.includes(found[end - 1])) end--;
+    const count = bracket => found.split(bracket).length;
+    for (let unopened = count(")") - count("("); unopened > 0 && found[end - 1] === ")"; unopened--) end--;
+    const address = found.slice(0, end);
     return this.push({ type: "link", address, children: [address] }, this.at + address.length);
   }
 
