@@ -269,7 +269,13 @@ def test_chats_leave_in_a_file_and_come_back(scripted: ScriptedStack, page: Page
     result = {"role": "tool", "tool_call_id": "none", "content": "a"}
     exchange = {"question": "Q", "messages": [result, {"role": "assistant", "content": "A"}]}
     strange.write_text(
-        json.dumps({"format": "minisgl-chats", "version": 1, "chats": [chat | {"exchanges": [exchange]}]})
+        json.dumps(
+            {
+                "format": "minisgl-chats",
+                "version": 1,
+                "chats": [chat | {"exchanges": [exchange], "updated": chat["updated"] + 1}],
+            }
+        )
     )
     damaged.write_text(file.read_text().replace('"role": "assistant"', '"role": "root"'))
     choose(damaged)
@@ -280,10 +286,11 @@ def test_chats_leave_in_a_file_and_come_back(scripted: ScriptedStack, page: Page
     assert _texts(page, "#chat-list .open") == ["Keep <b>this</b>"]
     _click(page, "#chat-list .open")
     assert _texts(page, ".turn") == ["Keep <b>this</b>", "Yes."]
+    # The chat that is open shows what has taken its place.
     choose(strange)
     page.wait_for("document.querySelector('#chat-list .open').textContent === 'Q'")
-    _click(page, "#chat-list .open")
     assert _texts(page, ".turn") == ["Q", "A"]
+    assert _texts(page, "#turns > p") == ["1 chat imported"]
 
 
 def test_the_oldest_chats_make_room(browser: Page) -> None:
@@ -298,6 +305,78 @@ def test_the_oldest_chats_make_room(browser: Page) -> None:
         "return [many.length, many[0], many.at(-1), large, store.list().length < 20, add('x'.repeat(4e6), 901)]; })()"
     )
     assert kept == [200, "202", "3", True, True, False]
+
+
+def _change_in_another_tab(page: Page, question: str) -> None:
+    """Add an exchange to the only stored chat, as another tab does."""
+    page.evaluate(
+        "(() => { const [name] = Object.keys(localStorage).filter(one => one.startsWith('minisgl.chat.'));"
+        "const stored = JSON.parse(localStorage[name]); stored.updated += 1000;"
+        f"stored.exchanges.push({{ question: {json.dumps(question)}, messages: [], note: '', problem: null }});"
+        "localStorage[name] = JSON.stringify(stored); dispatchEvent(new StorageEvent('storage', { key: name })); })()"
+    )
+
+
+def _stored_questions(page: Page) -> list[list[str]]:
+    """Return the questions of each stored chat."""
+    questions: list[list[str]] = page.evaluate(
+        "Object.keys(localStorage).filter(one => one.startsWith('minisgl.chat.'))"
+        ".map(one => JSON.parse(localStorage[one]).exchanges.map(({ question }) => question))"
+    )
+    return sorted(questions)
+
+
+def test_the_open_chat_goes_on_with_what_another_tab_has_added(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = answer(says("Yes."))
+    _ask(page, "First")
+    _change_in_another_tab(page, "Other")
+    assert _texts(page, ".user .turn") == ["First", "Other"]
+    _ask(page, "Last")
+    assert _stored_questions(page) == [["First", "Other", "Last"]]
+
+
+def test_a_chat_that_changes_in_another_tab_during_an_answer_becomes_two(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = answer(says("Yes."))
+    _ask(page, "First")
+    scripted.script = answer(says("Well"), ends=False)
+    page.evaluate("document.querySelector('#question').focus()")
+    page.type("Second")
+    page.press_enter()
+    page.wait_for("[...document.querySelectorAll('.answer .turn')].at(-1)?.textContent === 'Well'")
+    _change_in_another_tab(page, "Other")
+    assert _texts(page, ".turn") == ["First", "Yes.", "Second", "Well"]
+    _click(page, "#stop")
+    page.wait_for(_ANSWERED)
+    assert _stored_questions(page) == [["First", "Second"], ["First", "Second", "Other"]]
+    assert _texts(page, "#chat-list [aria-current]") == ["First"]
+    scripted.script = answer(says("Yes."))
+    _ask(page, "Last")
+    assert _stored_questions(page) == [["First", "Second", "Last"], ["First", "Second", "Other"]]
+
+
+def test_an_edited_question_stays_when_another_tab_changes_the_chat(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = answer(says("Yes."))
+    _ask(page, "First")
+    _click(page, ".edit-question")
+    page.evaluate("document.querySelector('.edit textarea').value = 'Changed'")
+    _change_in_another_tab(page, "Other")
+    _click(page, ".edit button.main")
+    page.wait_for(f"{_ANSWERED} && document.querySelectorAll('.retry').length === 1")
+    assert _stored_questions(page) == [["Changed"], ["First", "Other"]]
+
+
+def test_a_chat_without_a_place_goes_on(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = answer(says("Yes."))
+    _ask(page, "First")
+    page.evaluate(
+        "window.set = Storage.prototype.setItem; Storage.prototype.setItem = () => { throw Error('full'); }; 0"
+    )
+    _ask(page, "Second")
+    assert "no place" in _texts(page, "#turns > p")[-1]
+    assert _stored_questions(page) == [["First"]]
+    page.evaluate("Storage.prototype.setItem = window.set; 0")
+    _ask(page, "Third")
+    assert _stored_questions(page) == [["First", "Second", "Third"]]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ const storage = browserStorage();
 const store = new ChatStore(storage);
 const settings = new Settings(storage, () => models.load());
 const models = new Models(storage, () => settings.key, showModels);
-const sidebar = new Sidebar(store, { open: openChat, remove: removeChat, say });
+const sidebar = new Sidebar(store, { open: openChat, remove: removeChat, refresh, say });
 let chat = newChat(), running = null;
 
 // Changes the page, and stays at its end if that was in view.
@@ -122,11 +122,19 @@ async function send(text) {
 }
 
 function keep(changed) {
-  changed.updated = Date.now();
-  const kept = store.save(changed);
+  const kept = store.keep(changed);
   setCurrent(chat.id);
-  sidebar.show(chat.id);
+  refresh();
   if (!kept) say("This chat has no place in the browser's storage, and is lost when the page is closed.");
+}
+
+// Shows what is stored, also of the open chat. While that has an answer that runs, or a question that is edited, it stays
+// as it is: it is kept as a chat of its own then.
+function refresh() {
+  const replacement = store.replacement(chat);
+  if (!replacement || running || turns.querySelector(".edit")) return sidebar.show(chat.id);
+  chat = replacement;
+  showChat();
 }
 
 function showRunning() {
@@ -189,7 +197,7 @@ byId("stop").addEventListener("click", () => running?.abort());
 byId("open-settings").addEventListener("click", () => settings.open());
 byId("reset").addEventListener("click", () => openChat(""));
 // Another tab has changed the chats.
-window.addEventListener("storage", () => sidebar.show(chat.id));
+window.addEventListener("storage", refresh);
 
 function currentId() {
   try {

@@ -6,7 +6,7 @@ import { ImportError } from "./store.js";
 const FILE = "minisgl-chats.json";
 
 export class Sidebar {
-  // `actions`: open(id), remove(id), say(text).
+  // `actions`: open(id), remove(id), refresh(), say(text).
   constructor(store, actions) {
     this.store = store;
     this.actions = actions;
@@ -59,6 +59,7 @@ export class Sidebar {
     if (!file) return;
     try {
       const count = this.store.import(await file.text());
+      this.actions.refresh();
       this.actions.say(`${count} ${count === 1 ? "chat" : "chats"} imported`);
     } catch (error) {
       if (!(error instanceof ImportError)) throw error;

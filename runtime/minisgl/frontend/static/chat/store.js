@@ -63,6 +63,25 @@ export class ChatStore {
     return false;
   }
 
+  // Writes a chat that was read or kept before, with the time of now. It gets another id where its entry has been
+  // replaced meanwhile, so that neither is lost. Returns whether it has a place.
+  keep(chat) {
+    if (this.replacement(chat)) chat.id = newChat().id;
+    const before = chat.updated;
+    chat.updated = Date.now();
+    const kept = this.save(chat);
+    // That of its entry, if it has one.
+    if (!kept) chat.updated = before;
+    return kept;
+  }
+
+  // Returns the chat that another tab, an import or an earlier answer has put in the place of one that was read or kept;
+  // null if none has.
+  replacement(chat) {
+    const stored = this.read(chat.id);
+    return stored && stored.updated !== chat.updated ? stored : null;
+  }
+
   put(id, text) {
     try {
       this.storage.setItem(PREFIX + id, text);
