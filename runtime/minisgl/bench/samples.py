@@ -32,7 +32,7 @@ class Sample(msgspec.Struct):
 
     ttft: float = 0.0
     gaps: list[float] = []
-    """Seconds between successive chunks with text, each of one token or several."""
+    """Seconds between successive chunks with output, each of one token or several."""
     e2e: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -44,13 +44,17 @@ class Sample(msgspec.Struct):
         return sum(self.gaps) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
 
+_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Fields of a delta with generated tokens, which `completion_tokens` counts."""
+
+
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: dict[str, Any] = {}
 
     @property
-    def has_text(self) -> bool:
-        return bool(self.text or self.delta.get("content"))
+    def has_output(self) -> bool:
+        return bool(self.text or any(self.delta.get(field) for field in _OUTPUT))
 
 
 class _Usage(msgspec.Struct):
@@ -83,7 +87,7 @@ def sample(answer: Answer) -> Sample:
                 result.prompt_tokens = chunk.usage.prompt_tokens
                 result.output_tokens = chunk.usage.completion_tokens
             for choice in chunk.choices:
-                if not choice.has_text:
+                if not choice.has_output:
                     continue
                 if result.ttft:
                     result.gaps.append(event.at - last)
@@ -95,7 +99,7 @@ def sample(answer: Answer) -> Sample:
         result.error = str(error)
     except msgspec.MsgspecError as error:
         result.error = f"not a chunk of an OpenAI stream: {error}"
-    # An answer may have no text at all; its first event is then its end.
+    # An answer may have no output at all; its first event is then its end.
     result.ttft = result.ttft or result.e2e
     return result
 

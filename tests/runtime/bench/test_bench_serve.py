@@ -280,6 +280,25 @@ def test_times_of_a_stream_do_not_depend_on_its_division(size: int) -> None:
     assert "without [DONE]" in sample(Answer(10.0, _chunks(events, size))).error
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_and_calls_are_output_as_text_is(field: str) -> None:
+    """Usage counts their tokens, so the times without them would be those of other tokens."""
+    call = {"index": 0, "function": {"name": "weather", "arguments": "{}"}}
+    deltas: list[tuple[float, dict[str, Any]]] = [
+        (10.1, {"role": "assistant", "content": ""}),
+        (10.2, {field: "so"}),
+        (10.3, {field: "then", "content": None}),
+        (10.5, {"content": "Let me look."}),
+        (10.9, {"tool_calls": [call]}),
+    ]
+    events = [(at, json.dumps({"choices": [{"delta": delta}]})) for at, delta in deltas]
+    usage = '{"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 8}}'
+    found = sample(Answer(10.0, _chunks([*events, (10.9, usage), (10.9, "[DONE]")], 1000)))
+    assert found.ttft == pytest.approx(0.2)
+    assert found.gaps == pytest.approx([0.1, 0.2, 0.4])
+    assert found.tpot == pytest.approx(0.1)
+
+
 def test_an_error_in_a_stream_is_the_error_of_the_request() -> None:
     chunks = [(1.0, b'data: {"error": {"message": "engine died", "code": "engine_failed"}}\n\n')]
     assert "engine died" in sample(Answer(0.0, chunks)).error
