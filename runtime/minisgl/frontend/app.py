@@ -150,7 +150,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     ]
     for kind in (ApiError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-    routes = RoutePaths([route.path for route in app.router.routes if isinstance(route, Route)])
+    routes = RoutePaths([route for route in app.router.routes if isinstance(route, Route)])
     return with_middleware(
         _bypass_framework(app, "/metrics", metrics), routes, tokenizers.requests, config, on_loopback=on_loopback
     )

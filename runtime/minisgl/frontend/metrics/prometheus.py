@@ -7,7 +7,6 @@ and gateways scrape twenty times a second, on the event loop that also passes on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -53,7 +52,7 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
                 for name in metric.names:
                     page.labelled(name, "counter", metric.text, metric.label, metric)
             case Histogram():
-                page.histogram(metric.name, metric.text, metric.edges, metric.counts, metric.sum)
+                page.histograms(metric.name, metric.text, {"": metric})
             case HttpRequests():
                 _http(page, metric)
     if now.process is not None:
@@ -162,31 +161,32 @@ class _Page:
     def histogram(self, name: str, text: str, edges: tuple[float, ...], counts: Sequence[int], total: float) -> None:
         """`counts`: one for each edge, then one for larger values."""
         self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
-        self._lines.append(_histogram_text(name, self._labels, edges, tuple(accumulate(counts)), total))
+        self._lines.append(_filled(_histogram_template(name, self._labels, edges), counts, total))
 
     def histograms(self, name: str, text: str, values: Mapping[str, Histogram]) -> None:
         """One histogram for each text of labels in `values`."""
         self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
-        for labels, each in values.items():
-            counts = tuple(accumulate(each.counts))
-            self._lines.append(_histogram_text(name, self._labels + labels, each.edges, counts, each.sum))
+        for own, each in values.items():
+            labels = self._labels + own
+            # Most of the page, and only the values change.
+            if each.template is None or each.template[0] != labels:
+                each.template = labels, _histogram_template(name, labels, each.edges)
+            self._lines.append(_filled(each.template[1], each.counts, each.sum))
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
 
 
-@lru_cache(maxsize=128)
-def _histogram_text(name: str, labels: str, edges: tuple[float, ...], counts: tuple[int, ...], total: float) -> str:
-    """Render a histogram. Cached: most histograms of a page are unchanged since the last scrape."""
-    return _histogram_template(name, labels, edges) % (*counts, counts[-1], total)
-
-
-@lru_cache(maxsize=128)
 def _histogram_template(name: str, labels: str, edges: tuple[float, ...]) -> str:
-    """Return a histogram with `%s` in the place of its values. Cached: this is most of the page and never changes."""
+    """Return the lines of a histogram with `%s` in the place of its values."""
     begins = [f'{name}_bucket{{{labels},le="{edge}"}}' for edge in (*edges, "+Inf")]
     begins += [f"{name}_count{{{labels}}}", f"{name}_sum{{{labels}}}"]
     return "\n".join(begin.replace("%", "%%") + " %s" for begin in begins)
+
+
+def _filled(template: str, counts: Sequence[int], total: float) -> str:
+    below = tuple(accumulate(counts))
+    return template % (*below, below[-1], total)
 
 
 def _escape(value: str) -> str:

@@ -37,6 +37,8 @@ class Histogram:
         self.edges = tuple(edges)
         self.sum = 0.0
         self.counts = [0] * (len(edges) + 1)
+        self.template: tuple[str, str] | None = None
+        """Labels with which a page was last rendered, and its lines with `%s` for the values; kept by the page."""
 
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.edges, value)] += times
@@ -44,7 +46,6 @@ class Histogram:
 
 
 HTTP_EDGES: Final = (0.1, 0.5, 1.0)
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class HttpRequests:
@@ -59,8 +60,7 @@ class HttpRequests:
         self.seconds: dict[tuple[str, str], Histogram] = {}
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
-        # A client may send any word as a method, and each one would be kept.
-        method = method if method in _METHODS else "other"
+        """Count a request. Each pair of `route` and `method` is kept, so both are those of `RoutePaths`."""
         self.totals[route, method, f"{status // 100}xx"] += 1
         if (route, method) not in self.seconds:
             self.seconds[route, method] = Histogram(self.seconds_name, "Time to the end of the response.", HTTP_EDGES)

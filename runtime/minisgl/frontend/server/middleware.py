@@ -72,7 +72,7 @@ class RecordMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
         record = new_record(scope["method"], scope["path"], Headers(scope=scope), clock())
-        record.route = self._routes.match(record.path)
+        record.route, record.route_method = self._routes.match(record.path, record.method)
         client = record.client = client_connection(scope)
         record.address = scope["client"][0] if scope["client"] else ""
         body_seconds = self._requests.limits.body_seconds

@@ -22,6 +22,8 @@ _KEY: Final = "minisgl.record"
 
 NO_ROUTE: Final = "none"
 """Route of a path that none serves."""
+OTHER_METHOD: Final = "other"
+"""Stands in metrics for a method that the route does not have."""
 
 LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": "trace"}
 """Request header → field of the access log."""
@@ -40,6 +42,8 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     path: str
     route: str = NO_ROUTE
     """Path of the route that it matches, with the names of its parameters."""
+    route_method: str = OTHER_METHOD
+    """`method`, if the route has it."""
     started_at: float
     headers: dict[str, str] = {}
     """Fields of the access log that repeat request headers."""

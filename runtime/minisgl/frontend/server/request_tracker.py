@@ -63,7 +63,7 @@ class RequestTracker:
             if record.stream is not None and record.error_status >= 500:
                 metrics.finished["error"] += 1
         if record.status and record.path not in access_log.NOT_LOGGED:
-            metrics.http.observe(record.route, record.method, record.status, now - record.started_at)
+            metrics.http.observe(record.route, record.route_method, record.status, now - record.started_at)
         access_log.write(record, now)
 
     def begin_generation(self) -> None:

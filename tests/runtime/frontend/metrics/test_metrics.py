@@ -226,7 +226,9 @@ def test_http_requests_are_counted_by_route_method_and_class_of_status(make_stac
     stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
     for path in ("/v1/models/a", "/v1/models/b/c", "/nowhere", "/elsewhere", "/health", "/metrics"):
         stack.http.get(path)
-    stack.http.request("MKCOL", "/v1/completions")
+    # Methods that a route does not have are not told apart: each would be a series of each route.
+    for method in ("MKCOL", "GET", "PUT"):
+        stack.http.request(method, "/v1/completions")
     found = samples(stack.http.get("/metrics").text)
     counted = {
         (of["handler"], of["method"], of["status"]): value
@@ -237,10 +239,35 @@ def test_http_requests_are_counted_by_route_method_and_class_of_status(make_stac
         ("/v1/completions", "POST", "2xx"): 1,
         ("/v1/models/{name:path}", "GET", "4xx"): 2,
         ("none", "GET", "4xx"): 2,
-        ("/v1/completions", "other", "4xx"): 1,
+        ("/v1/completions", "other", "4xx"): 3,
     }
-    times = {name: value for (name, labels), value in found.items() if ("handler", "/v1/completions") in labels}
+    route = {("handler", "/v1/completions"), ("method", "POST")}
+    times = {name: value for (name, labels), value in found.items() if route <= set(labels)}
     assert times["http_request_duration_seconds_count"] == 1
+
+
+def test_a_scrape_renders_only_the_values_again_however_many_routes_there_are() -> None:
+    metrics = FrontendMetrics()
+    for number in range(200):
+        metrics.http.observe(f"/{number}", "GET", 200, 0.2)
+    rendered(metrics)
+    kept = {route: each.template for route, each in metrics.http.seconds.items()}
+    metrics.http.observe("/7", "GET", 200, 0.2)
+    found = rendered(metrics)
+    assert all(each.template is kept[route] for route, each in metrics.http.seconds.items())
+    for number, count in ((6, 1), (7, 2)):
+        of = (("handler", f"/{number}"), ("method", "GET"))
+        assert found["http_request_duration_seconds_count", of] == count
+
+
+def test_a_page_has_the_labels_of_its_model_when_the_model_changes() -> None:
+    metrics = FrontendMetrics()
+    for name in ("a", "b"):
+        page = render(metrics, Snapshot(name, None, 0.0, {}, knows_load=False)).decode()
+        models = {
+            sample.labels["model_name"] for family in text_string_to_metric_families(page) for sample in family.samples
+        }
+        assert models == {name}
 
 
 Sample = tuple[str, dict[str, str]]
