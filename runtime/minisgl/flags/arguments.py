@@ -12,7 +12,7 @@ import msgspec
 
 from minisgl import logging as log
 from minisgl.config import ATTENTION_BACKENDS, Config, DeviceChoice, EngineConfig
-from minisgl.flags.foreign import hints, translate
+from minisgl.flags.foreign import ForeignFlagError, hints, translate
 from minisgl.logging import LogOptions
 from minisgl.options import Option, close, options_of
 
@@ -32,8 +32,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse unknown arguments here: the parent parser, which calls this, would name the wrong command's help."""
         if self._accepts_foreign:
-            takes_model = any(not action.option_strings and action.dest == "model" for action in self._actions)
-            args, taken = translate(args, self._option_string_actions, takes_model)
+            try:
+                args, taken = translate(args, self._option_string_actions, self._takes_model)
+            except ForeignFlagError as error:
+                self.error(str(error))
             if taken:
                 named = ", ".join(f"{name} ({meaning})" for name, meaning in taken)
                 log.write_stderr(f"{self.prog}: flags of other servers are taken as ours: {named}")
@@ -44,7 +46,14 @@ class Parser(argparse.ArgumentParser):
 
     def hints(self, unknown: Sequence[str]) -> list[str]:
         """What to use instead of unknown arguments."""
-        return list(hints(unknown, list(self._option_string_actions)))
+        own = [
+            name for name, action in self._option_string_actions.items() if not isinstance(action, argparse._HelpAction)
+        ]
+        return list(hints(unknown, own, self._takes_model, accepts_foreign=self._accepts_foreign))
+
+    @property
+    def _takes_model(self) -> bool:
+        return any(not action.option_strings and action.dest == "model" for action in self._actions)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         similar = None if action.choices is None or value in action.choices else close(str(value), action.choices)

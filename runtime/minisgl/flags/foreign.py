@@ -24,11 +24,17 @@ class ForeignFlag(NamedTuple):
     words: tuple[str, ...] | None
     """What the flag is replaced by, before its value if it has one; None: it is refused."""
     note: str
+    takes_value: bool = False
+    """Of a flag with `words`: whether a value follows it."""
+
+
+class ForeignFlagError(ValueError):
+    """A flag of another server is accepted, but not as it is given."""
 
 
 def _alias(names: str, ours: str, note: str = "") -> ForeignFlag:
     """A flag with the meaning of one of ours, whose value it takes."""
-    return ForeignFlag(tuple(names.split()), ours, () if ours == MODEL else (ours,), note)
+    return ForeignFlag(tuple(names.split()), ours, () if ours == MODEL else (ours,), note, takes_value=True)
 
 
 def _switch(names: str, words: str, note: str = "") -> ForeignFlag:
@@ -156,7 +162,7 @@ class Translation(NamedTuple):
 
 def translate(arguments: Sequence[str], own: Container[str], takes_model: bool) -> Translation:
     """Replace the foreign flags that mean flags in `own`, or the model where `takes_model`. A name in `own` is never
-    foreign."""
+    foreign. Raises ForeignFlagError."""
     found = Translation([], [])
     rest = iter(arguments)
     for argument in rest:
@@ -165,9 +171,12 @@ def translate(arguments: Sequence[str], own: Container[str], takes_model: bool) 
             break
         name, equals, value = argument.partition("=")
         flag = None if argument in own or name in own else FOREIGN.get(name.replace("_", "-"))
-        if flag is None or flag.words is None or not (takes_model if flag.ours == MODEL else flag.ours in own):
+        if flag is None or not _is_accepted(flag, own, takes_model):
             found.arguments.append(argument)
             continue
+        assert flag.words is not None
+        if equals and not flag.takes_value:
+            raise ForeignFlagError(f"{argument}: the flag takes no value; give {name} alone, or leave it out")
         found.taken.append((name, " ".join(flag.words) or (MODEL if flag.ours == MODEL else flag.note)))
         found.arguments.extend(flag.words)
         if equals:
@@ -175,18 +184,38 @@ def translate(arguments: Sequence[str], own: Container[str], takes_model: bool) 
     return found
 
 
-def hints(unknown: Sequence[str], own: Sequence[str]) -> Iterator[str]:
-    """What to use instead of each unknown flag, as far as there is something like it; `own`: the command's flags."""
+def hints(unknown: Sequence[str], own: Sequence[str], takes_model: bool, *, accepts_foreign: bool) -> Iterator[str]:
+    """What to use instead of each unknown flag, as far as there is something like it. `own`: the command's flags.
+    `takes_model`, `accepts_foreign`: whether it has the model as an argument, and takes foreign flags at all."""
     for argument in unknown:
         name = argument.partition("=")[0]
         if not name.startswith("-"):
             continue
-        flag = FOREIGN.get(name.replace("_", "-"))
-        if flag is None:
-            known = [*own, *(each for each in FOREIGN if FOREIGN[each].ours in own)]
-            if similar := close(name.replace("_", "-"), known):
-                yield f"did you mean {similar if similar in own else FOREIGN[similar].ours}?"
-        elif flag.ours in own:
-            yield f"{name} is {flag.ours} here{f': {flag.note}' if flag.note else ''}"
-        elif not flag.ours:
-            yield f"{name} does not exist here: {flag.note}"
+        given = name.replace("_", "-")
+        if flag := FOREIGN.get(given):
+            if not flag.ours or _is_meant(flag, own, takes_model):
+                yield _instead(name, flag)
+            continue
+        meant = {each: flag for each, flag in FOREIGN.items() if _is_meant(flag, own, takes_model)}
+        if similar := close(given, [*own, *meant]):
+            accepted = similar in own or (accepts_foreign and meant[similar].words is not None)
+            yield f"did you mean {similar}?" + ("" if accepted else f" {_instead(similar, meant[similar])}")
+
+
+def _is_meant(flag: ForeignFlag, own: Container[str], takes_model: bool) -> bool:
+    """Whether a command with the flags `own` has what the flag means or resembles."""
+    return takes_model if flag.ours == MODEL else flag.ours in own
+
+
+def _is_accepted(flag: ForeignFlag, own: Container[str], takes_model: bool) -> bool:
+    return flag.words is not None and _is_meant(flag, own, takes_model)
+
+
+def _instead(name: str, flag: ForeignFlag) -> str:
+    """What to do instead of giving the flag, by the name `name`."""
+    note = f": {flag.note}" if flag.note else ""
+    if not flag.ours:
+        return f"{name} does not exist here{note}"
+    if flag.words == () and not flag.takes_value:
+        return f"{name} is not needed here, remove it{note}"
+    return f"{name} is {' '.join(flag.words or (flag.ours,))} here{note}"

@@ -70,6 +70,27 @@ def test_commands_of_pods_take_flags_by_our_names_alone(capsys: pytest.CaptureFi
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--async-scheduling", "--async-scheduling is not needed here, remove it: on by default"),
+        (
+            "--enforce-eager",
+            "--enforce-eager is --cuda-graph-max-batch 0 --cuda-graph-max-tokens 0 here",
+        ),
+        ("--no-enable-prefix-caching", "--no-enable-prefix-caching is --cache naive here"),
+        ("--model x", "--model is MODEL here"),
+        ("--max-num-seq 4", "did you mean --max-num-seqs? --max-num-seqs is --max-running here"),
+    ],
+)
+def test_a_command_of_a_pod_says_what_to_give_instead_of_a_foreign_flag(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["engine", "m", *words.split()])
+    assert f"unrecognized arguments: {words}; {hint} (see" in capsys.readouterr().err
+
+
 def test_every_foreign_flag_has_one_meaning_among_our_flags() -> None:
     ours = {
         name for _, parser in commands(build_parser()) for action in flags(parser) for name in action.option_strings
