@@ -199,6 +199,33 @@ def test_only_what_the_person_has_set_is_sent(scripted: ScriptedStack, page: Pag
     assert _questions(scripted)[0] == ("user", "Hello")
 
 
+def test_settings_show_no_value_that_is_not_used(page: Page) -> None:
+    _set(page, temperature="7", top_k="20")
+    assert page.evaluate("document.querySelector('#settings').open")
+    page.press_escape()
+    page.wait_for("document.querySelector('[name=temperature]').value === ''")
+    assert not page.evaluate("document.querySelector('#settings').open")
+    assert page.evaluate("document.querySelector('[name=top_k]').value") == "20"
+
+
+def test_a_link_asks_its_question_also_where_it_is_not_encoded(scripted: ScriptedStack, page: Page) -> None:
+    scripted.script = answer(says("Yes."))
+    for fragment, question in [("Is%20it%20100%25%3F", "Is it 100%?"), ("100%", "100%")]:
+        page.open(f"{scripted.url}/#{fragment}")
+        page.wait_for(f"{_ANSWERED} && document.querySelectorAll('.retry').length === 1")
+        assert _questions(scripted) == [("user", question)]
+
+
+def test_the_drawer_takes_the_focus_and_escape_closes_it(page: Page) -> None:
+    page.resize(390, 800)
+    _click(page, "#open-chats")
+    assert page.evaluate("document.activeElement.id") == "close-chats"
+    page.evaluate("document.activeElement.blur()")
+    page.press_escape()
+    page.wait_for("!document.querySelector('#chats').classList.contains('open')")
+    assert page.evaluate("document.activeElement.id") == "open-chats"
+
+
 def test_an_answer_is_given_again_and_a_question_is_changed(scripted: ScriptedStack, page: Page) -> None:
     scripted.script = answer(says("One."))
     _ask(page, "First")
@@ -241,6 +268,8 @@ def test_chats_are_kept_listed_and_removed(scripted: ScriptedStack, page: Page) 
     assert [role for role, _ in _questions(scripted)] == ["user", "assistant", "tool", "assistant", "user"]
     _click(page, "#chat-list .quiet", 0)
     assert _texts(page, "#chat-list .quiet") == ["Delete?", "×"]
+    names = "[...document.querySelectorAll('#chat-list .quiet')].map(button => button.ariaLabel)"
+    assert page.evaluate(names) == ["Delete? Press again to delete 2 + 3?", "Delete Other (asks for confirmation)"]
     _click(page, "#chat-list .quiet", 0)
     assert _texts(page, "#chat-list .open") == ["Other"]
     assert _texts(page, "#welcome h2") == ["Ask something"]

@@ -109,8 +109,14 @@ class Page:
         self.send("Input.insertText", text=text)
 
     def press_enter(self) -> None:
+        self._press("Enter", 13)
+
+    def press_escape(self) -> None:
+        self._press("Escape", 27)
+
+    def _press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", windowsVirtualKeyCode=13)
+            self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))

@@ -207,8 +207,18 @@ function currentId() {
   }
 }
 
+function linkedQuestion() {
+  const text = location.hash.slice(1);
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    // Typed by hand, with a percent sign that encodes nothing.
+    return text;
+  }
+}
+
 // A link to /#question asks it at once, in a chat of its own.
-const linked = location.hash.length > 1 ? decodeURIComponent(location.hash.slice(1)) : "";
+const linked = linkedQuestion();
 if (linked) history.replaceState(null, "", location.pathname + location.search);
 else chat = store.read(currentId()) ?? chat;
 showChat();

@@ -15,6 +15,8 @@ export class Settings {
     this.numbers = [...form.querySelectorAll("input[type=number]")];
     this.fill(this.load());
     this.dialog.addEventListener("close", () => {
+      // Escape closes it with an invalid value too, which is not sent and must not seem to be.
+      this.fill({ system: this.system.value, ...this.parameters() });
       this.store();
       const key = byId("key").value.trim();
       if (key === this.key) return;

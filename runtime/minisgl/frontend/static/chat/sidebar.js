@@ -13,7 +13,9 @@ export class Sidebar {
     this.node = byId("chats");
     byId("open-chats").addEventListener("click", () => this.toggle(true));
     for (const id of ["close-chats", "shade"]) byId(id).addEventListener("click", () => this.toggle(false));
-    this.node.addEventListener("keydown", event => event.key === "Escape" && this.toggle(false));
+    document.addEventListener("keydown", event => {
+      if (event.key === "Escape" && this.node.classList.contains("open")) this.toggle(false);
+    });
     byId("export").addEventListener("click", () => download(FILE, "application/json", this.store.export()));
     byId("import").addEventListener("click", () => byId("import-file").click());
     byId("import-file").addEventListener("change", event => this.importFile(event.target));
@@ -42,14 +44,20 @@ export class Sidebar {
 
   // The first click asks, the second one deletes.
   deleteButton({ id, title }) {
+    const show = (text, label) => {
+      button.textContent = text;
+      button.setAttribute("aria-label", label);
+    };
+    const rest = () => show("×", `Delete ${title} (asks for confirmation)`);
     const button = make("button", {
-      type: "button", class: "quiet", title: "Delete", "aria-label": `Delete ${title}`,
+      type: "button", class: "quiet", title: "Delete",
       click: () => {
         if (button.textContent === "Delete?") this.actions.remove(id);
-        else button.textContent = "Delete?";
+        else show("Delete?", `Delete? Press again to delete ${title}`);
       },
-      blur: () => { button.textContent = "×"; },
-    }, "×");
+      blur: rest,
+    });
+    rest();
     return button;
   }
 
