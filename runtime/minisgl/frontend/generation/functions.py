@@ -29,8 +29,7 @@ def function_definition(function: dict[str, Any], path: str, parameters: str = "
     of that field. Raises ApiError."""
     if "name" not in function:
         raise missing(f"{path}.name")
-    if not isinstance(function["name"], str) or _name.search(function["name"]) is None:
-        raise invalid(f"{path}.name", "expected 1 to 128 letters, digits, `_`, `-` and `.`")
+    check_name(function["name"], path)
     for field, kind, expected in _FIELDS:
         if field in function and not isinstance(function[field], kind):
             raise invalid(f"{path}.{parameters if field == 'parameters' else field}", f"expected {expected}")
@@ -40,6 +39,12 @@ def function_definition(function: dict[str, Any], path: str, parameters: str = "
     if len(msgspec.json.encode(function)) > MAX_DEFINITION_BYTES:
         raise invalid(path, f"expected at most {MAX_DEFINITION_BYTES >> 10} KiB")
     return {"type": "function", "function": function}
+
+
+def check_name(name: Any, path: str) -> None:
+    """Check the name of a function, or of a namespace with which such names begin. Raises ApiError."""
+    if not isinstance(name, str) or _name.search(name) is None:
+        raise invalid(f"{path}.name", "expected 1 to 128 letters, digits, `_`, `-` and `.`")
 
 
 def are_complete(arguments: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from minisgl.frontend.generation.functions import MAX_FUNCTIONS, function_definition
+from minisgl.frontend.generation.functions import MAX_FUNCTIONS, check_name, function_definition
 from minisgl.frontend.responses.custom_input import ARGUMENT
 from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
 from minisgl.wire.text import ToolOptions
@@ -123,6 +123,8 @@ def _namespace(item: dict[str, Any], path: str) -> Iterator[_Tool]:
     namespace, tools, description = item.get("name"), item.get("tools"), item.get("description")
     if not isinstance(namespace, str) or not namespace:
         raise invalid(f"{path}.name", "expected the name of the namespace")
+    # Without tools, too, whose names begin with it.
+    check_name(namespace, path)
     if not isinstance(tools, list):
         raise invalid(f"{path}.tools", "expected a list of tools")
     if not isinstance(description, str | None):

@@ -399,6 +399,7 @@ MESSAGE: Any = {"role": "user", "content": "Hi"}
         ({"tools": [{"type": "mcp", "server_label": "s"}, TOOL]}, "unsupported_parameter", "tools[0].type"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
         ({"tools": [{"name": "f"}]}, "missing_required_parameter", "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": ":", "tools": []}]}, "invalid_value", "tools[0].name"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "missing_required_parameter", "tools[0].name"),
         ({"tools": [{**TOOL, "name": 1}]}, "invalid_value", "tools[0].name"),
         ({"tools": [{**TOOL, "parameters": {"type": "string"}}]}, "invalid_value", "tools[0].parameters.type"),
