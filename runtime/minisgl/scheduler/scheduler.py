@@ -649,7 +649,7 @@ class Scheduler:
         table, head = self.table, self.queue.peek()
         if head is None or head is self._hopeless_head or (table.has_free_row and head is not self._blocked_head):
             return
-        if len(table.unsettled) >= max(self._kept_rows, 1):
+        if self._shares.has_most(head.tenant) or len(table.unsettled) >= max(self._kept_rows, 1):
             return
         rows_of, phase = table.rows_of, table.phase
         own = rows_of[head.tenant]
@@ -674,12 +674,16 @@ class Scheduler:
     def _fits_without(self, request: Request, others: Iterable[Request]) -> bool:
         """Whether there are pages for a prompt when these rows are released."""
         prefix, cached = self.pages.lock_prefix(request)
-        needed = -(-len(request.tokens) // self.config.page_size) - len(cached)
+        needed = self._missing_pages(request, cached)
         slots = [*self.table.unsettled, *(other.slot for other in others if other.slot is not None)]
         released = sum(self.pages.reclaimable(slot) for slot in slots)
         fits = needed <= self.pages.available + released
         self.pages.unlock(prefix)
         return fits
+
+    def _missing_pages(self, request: Request, cached: IntArray) -> int:
+        """Number of pages that a prompt needs besides cached ones."""
+        return -(-len(request.tokens) // self.config.page_size) - len(cached)
 
     def _preempt(self, slot: int) -> None:
         self.table.preempt(slot)
@@ -749,7 +753,7 @@ class Scheduler:
         if self._keeps_row_from(request, self.table.num_free_rows):
             return None
         prefix, cached = self.pages.lock_prefix(request)
-        needed = -(-len(request.tokens) // self.config.page_size) - len(cached)
+        needed = self._missing_pages(request, cached)
         if self.table.num_in_use and needed + self._expected_growth(request) > self.pages.available:
             self.pages.unlock(prefix)
             self._blocked_head = request
