@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    target = args.target or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL
+    target = args.target or _url_of_the_variable() or DEFAULT_URL
     flags = given_flags(args, args.engine_flags)
     if flags and "://" in target:
         args.usage_error(f"{flags[0]} is for a MODEL to serve, and {target} is served already")
@@ -105,6 +105,12 @@ def run(args: argparse.Namespace) -> int:
             chat = Chat(endpoint, model, {name: value for name, value in options.items() if value is not None})
             chat.reset(args.system)
             return _talk(chat, runner)
+
+
+def _url_of_the_variable() -> str | None:
+    url = os.environ.get("OPENAI_BASE_URL")
+    # Without a scheme it would be taken for the name of a model.
+    return f"http://{url}" if url and "://" not in url else url
 
 
 class Call(msgspec.Struct):

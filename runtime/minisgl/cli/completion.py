@@ -11,7 +11,12 @@ _SHELLS: Final = ("bash", "zsh", "fish")
 # Also for zsh, in which `path` and `words` are variables of the shell.
 _BASH: Final = """\
 _minisgl() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" at=minisgl each offered=
+    local word="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" at=minisgl each offered= prefix=
+    # `--flag=value` is three words in bash and one in zsh.
+    if [[ $word == = ]]; then word=
+    elif [[ $previous == = ]]; then previous="${{COMP_WORDS[COMP_CWORD-2]}}"
+    elif [[ $word == --*=* ]]; then previous="${{word%%=*}}" prefix="${{word%%=*}}=" word="${{word#*=}}"
+    fi
     for each in "${{COMP_WORDS[@]:1:$((COMP_CWORD-1))}}"; do
         case "$at $each" in
         {commands}) at="$at $each" ;;
@@ -25,7 +30,7 @@ _minisgl() {{
         esac
         ;;
     esac
-    COMPREPLY=($(compgen -W "$offered" -- "$word"))
+    COMPREPLY=($(compgen -P "$prefix" -W "$offered" -- "$word"))
 }}
 # default: anything else is the name of a file, such as a model's directory.
 complete -o default -F _minisgl minisgl

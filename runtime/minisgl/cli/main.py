@@ -90,7 +90,7 @@ def build_parser() -> Parser:
         _FRONTEND,
     )
     _add(commands, "chat", chat, "chat with an endpoint or a model in the terminal")
-    models = _group(commands, "models", "create and check checkpoint directories")
+    models = _group(commands, "models", "create, download and check checkpoints")
     _add(models, "tiny", models_tiny, "write a small random checkpoint with all files of a real one", _ENGINE)
     _add(models, "demo", models_demo, "train a very small model that answers questions about minisgl", _ENGINE)
     _add(
@@ -108,7 +108,7 @@ def build_parser() -> Parser:
         _ENGINE,
     )
     _add(models, "fetch", models_fetch, "download a checkpoint from a Hub into a directory, atomically", _DOWNLOAD)
-    _add(models, "check", models_check, "check whether a checkpoint directory can be served", _ENGINE)
+    _add(models, "check", models_check, "check whether a checkpoint can be served", _ENGINE)
     kernels = _group(commands, "kernels", "prepare kernels for GPUs")
     _add(
         kernels,

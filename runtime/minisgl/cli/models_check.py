@@ -45,10 +45,11 @@ def run(args: argparse.Namespace) -> int:
             directory = resolve(args.model, args.revision)
         report = check_checkpoint(directory, args.hf_overrides, headers_only=remote)
         _check_tokenizer(directory, report)
-    return _print(report)
+    return _print(report, str(directory), args.model if remote else str(directory))
 
 
-def _print(report: CheckpointReport) -> int:
+def _print(report: CheckpointReport, directory: str, name: str) -> int:
+    """Print the report with `name` in the place of the directory, which may be a temporary one."""
     if report.architecture is not None:
         print(f"architecture     {report.architecture}")
         stored = report.quantization or report.dtype
@@ -59,7 +60,7 @@ def _print(report: CheckpointReport) -> int:
         print(f"--tp             {', '.join(map(str, report.tensor_parallel_sizes))}")
     for kind, findings in (("problem", report.problems), ("note", report.notes)):
         for finding in findings:
-            print(f"{kind}: {finding.message} ({finding.code})")
+            print(f"{kind}: {finding.message.replace(directory, name)} ({finding.code})")
     print("can be served" if report.servable else "cannot be served")
     return 0 if report.servable else 1
 

@@ -74,9 +74,10 @@ def test_a_script_gets_answers_without_their_reasoning(scripted: ScriptedStack) 
     assert request.template_variables == {"enable_thinking": False}
 
 
-def test_without_an_argument_the_endpoint_is_that_of_the_variable(scripted: ScriptedStack) -> None:
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_without_an_argument_the_endpoint_is_that_of_the_variable(scheme: str, scripted: ScriptedStack) -> None:
     scripted.script = answer(says("Four."))
-    done = _chat("2 + 2?\n", OPENAI_BASE_URL=f"{scripted.url}/v1")
+    done = _chat("2 + 2?\n", OPENAI_BASE_URL=f"{scheme}{scripted.url.removeprefix('http://')}/v1")
     assert (done.returncode, done.stdout) == (0, "Four.\n"), done.stderr
 
 

@@ -26,6 +26,12 @@ _CASES = [
     ("minisgl bench serve --api c", {"chat", "completions"}),
     ("minisgl completion f", {"fish"}),
 ]
+# Bash ends a word before and after "=", zsh does not.
+_VALUES_IN_BASH = [
+    ("minisgl serve m --device = c", {"cpu", "cuda"}),
+    ("minisgl serve m --device =", {"auto", "cpu", "cuda"}),
+]
+_VALUES_IN_ZSH = [("minisgl serve m --device=c", {"--device=cpu", "--device=cuda"})]
 _FILES = ["minisgl serve my-mo", "minisgl serve --config my-mo"]
 
 
@@ -43,7 +49,8 @@ def test_bash_completes_commands_flags_and_choices_and_otherwise_files(
 ) -> None:
     path = script("bash", tmp_path, capsys)
     assert "complete -o default " in path.read_text()
-    for line, expected in [*_CASES, *((line, set[str]()) for line in _FILES)]:
+    cases = [*_CASES, *_VALUES_IN_BASH, *_VALUES_IN_ZSH, *((line, set[str]()) for line in _FILES)]
+    for line, expected in cases:
         command = ["bash", "-c", _COMPLETE, "bash", str(path), *line.split(" ")]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         assert (set(done.stdout.split()), done.stderr) == (expected, ""), line

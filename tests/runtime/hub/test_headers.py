@@ -71,6 +71,14 @@ def test_a_broken_header_on_the_hub_is_a_problem(
     assert "(corrupt_checkpoint)" in capsys.readouterr().out
 
 
+def test_findings_name_the_model_on_the_hub(hub: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "tokenizer.json").unlink()
+    assert main(["models", "check", NAME]) == 1
+    [problem] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
+    assert NAME in problem
+    assert "/tmp" not in problem and "minisgl-check-" not in problem
+
+
 @pytest.mark.parametrize(
     ("offline", "words"),
     [(False, "denies access to owner/none"), (True, "owner/none at revision main is not in the Hub's cache")],

@@ -210,12 +210,16 @@ def test_only_faults_of_the_server_finish_with_the_reason_error(make_stack: Make
         stack.scheduler.answer = failing_with(code)
         assert stack.http.post("/v1/completions", json={"prompt": "a"}).status_code == status
     # The response has begun with 200 when the answer fails.
-    stack.scheduler.answer = lambda submit: [
-        *(Ack(submit.id), row(submit.id, 0, ids("a")[0])),
-        Failed(submit.id, "engine_error", "no answer"),
-    ]
-    with pytest.raises(httpx.RemoteProtocolError):
-        stack.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+    stack.scheduler.answer = lambda submit: [Ack(submit.id), row(submit.id, 0, ids("a")[0])]
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        stack.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response,
+    ):
+        pieces = response.iter_text()
+        next(pieces)
+        submit = stack.scheduler.received(Submit)[-1]
+        stack.scheduler.send(Failed(submit.id, "engine_error", "no answer"), to=submit)
+        list(pieces)
     found = samples(stack.http.get("/metrics").text)
     assert found["vllm:request_success_total", (("finished_reason", "error"),)] == 3
 
