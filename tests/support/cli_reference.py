@@ -25,11 +25,15 @@ Completion of commands and flags in the shell, until it ends, or always with the
 `source <(minisgl completion bash)`, likewise for zsh, and `minisgl completion fish | source`.
 
 This page is generated from the program by `python -m support.cli_reference`.
+
+Contents: {contents}.
 """
 
 
 def render() -> str:
-    return "\n".join([_INTRODUCTION, *(_section(name, parser) for name, parser in commands(build_parser()))])
+    found = list(commands(build_parser()))
+    contents = ", ".join(f"[{name}](#{name.replace(' ', '-')})" for name, _ in found)
+    return "\n".join([_INTRODUCTION.format(contents=contents), *(_section(*command) for command in found)])
 
 
 def render_configuration() -> str:
