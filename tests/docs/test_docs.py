@@ -17,6 +17,7 @@ from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
+from minisgl.models.config import _ARCHITECTURES
 from minisgl_operator.shell.config import add_arguments
 from support.cli_reference import (
     CONFIGURATION_PAGE,
@@ -28,6 +29,8 @@ from support.cli_reference import (
     render_configuration,
     render_migration,
 )
+from support.memory_table import PAGE as MODELS_PAGE
+from support.memory_table import render as render_memory
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -54,6 +57,12 @@ def test_the_configuration_that_the_page_shows_is_what_the_program_prints(
 
 def test_migration_page_lists_the_flags_that_the_program_knows() -> None:
     assert MIGRATION_PAGE.read_text() == render_migration(), "run `python -m support.cli_reference`"
+
+
+def test_models_page_lists_every_architecture_and_the_memory_that_a_check_prints() -> None:
+    page = MODELS_PAGE.read_text()
+    assert page == render_memory(), "run `PYTHONPATH=tests .venv/bin/python -m support.memory_table`"
+    assert set(re.findall(r"^\| `(\w+ForCausalLM)`", page, re.MULTILINE)) == _ARCHITECTURES.keys()
 
 
 def test_flags_of_the_reference_system_are_taken_as_its_migration_page_says() -> None:
@@ -129,15 +138,17 @@ def test_every_flag_of_the_reference_system_is_mapped() -> None:
     assert set(theirs.split()) == mapped
 
 
-def test_api_page_names_every_field_and_no_other() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    named = set(re.findall(r"`([a-z_]+)`", page))
+def test_api_pages_name_every_field_and_no_other() -> None:
+    pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("api", "structured-output", "other-apis")}
+    named = set(re.findall(r"`([a-z_]+)`", "\n".join(pages.values())))
     fields = {*bodies.ChatBody.__struct_fields__, *bodies.CompletionBody.__struct_fields__}
     fields |= {*ResponsesBody.__struct_fields__, *MessagesBody.__struct_fields__}
     others = (NativeBody, NativeSampling, bodies.TokenizeBody, bodies.DetokenizeBody)
     assert fields.union(*(body.__struct_fields__ for body in others)) <= named
-    table = page.partition("## Fields of both")[2].partition("## Structured output")[0]
-    assert set(re.findall(r"^\| `([a-z_]+)`", table, re.MULTILINE)) <= fields
+    tables = pages["api"].partition("## Fields of both")[2].partition("## Errors")[0]
+    tables += pages["other-apis"].partition("## Tokens")[0]
+    listed = set(re.findall(r"^\| `([a-z_]+)`", tables, re.MULTILINE))
+    assert {"max_tokens", "messages", "input"} <= listed <= fields
 
 
 def test_api_page_names_every_code_with_its_status() -> None:

@@ -13,7 +13,7 @@ _SLACK: Final = 3
 
 
 def check_pauses(figures: Mapping[str, Any]) -> None:
-    """Assert that pauses at kills are not far longer than docs/operations.md promises."""
+    """Assert that pauses at kills are not far longer than docs/failures.md promises."""
     if figures["replicas"] > 1:
         promised = {"p50": 0.5, "p99": 1.0}
     elif figures["killed"] == "ranks":

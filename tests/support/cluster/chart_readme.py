@@ -34,7 +34,7 @@ A model of the Hub is kept on a claim that every node with one of its pods mount
 ReadWriteMany: NFS, CephFS, Amazon EFS, Google Filestore or Azure Files do, usual block storage does not. Name such a
 class in `defaults.storageClassName` or in a model's `spec.model.cache.storageClassName`. Without one, set the model's
 `spec.model.cache.accessMode: ReadWriteOnce`: [all its pods then run on one
-node](../docs/kubernetes.md#a-claim-for-one-node).
+node](../docs/placement.md#a-claim-for-one-node).
 
 ## Values
 

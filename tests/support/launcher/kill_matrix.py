@@ -386,7 +386,7 @@ def _show(round: Round) -> Round:
 
 
 def table(rounds: Sequence[Round]) -> str:
-    """One line for each victim, as in docs/operations.md."""
+    """One line of a table for each victim."""
     lines = [
         "| killed | rounds | not ready after (most) | back after (median, most) | truncated successes |",
         "|---|---|---|---|---|",

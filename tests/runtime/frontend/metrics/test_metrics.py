@@ -168,7 +168,7 @@ def test_all_metric_names_are_present_and_documented() -> None:
     given = set(re.findall(r"^# TYPE (\S+) ", page, re.MULTILINE))
     own = {f"vllm:{name}" for name in VLLM_NAMES.split()} | {f"minisgl:{name}" for name in OWN_NAMES.split()}
     assert given == own | set(COMMON_NAMES.split())
-    documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    documented = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     assert given == set(re.findall(r"`((?:(?:vllm|minisgl):|http_|process_(?!stuck))\w+)", documented))
 
 
@@ -301,7 +301,7 @@ def test_the_series_of_the_boards_of_vllm_are_there(board: str, board_samples: l
 def test_the_panels_of_vllm_boards_that_stay_empty_are_documented(board_samples: list[Sample]) -> None:
     present = {name for name, _ in board_samples}
     assert not [name for name in present if name.startswith(tuple(f"vllm:{beginning}" for beginning in ABSENT))]
-    documented = (Path(__file__).parents[4] / "docs" / "operations.md").read_text()
+    documented = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     assert not [beginning for beginning in ABSENT if f"`{beginning}" not in documented]
 
 
