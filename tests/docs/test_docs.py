@@ -18,6 +18,7 @@ from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.models.config import _ARCHITECTURES
+from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl_operator.shell.config import add_arguments
 from support.cli_reference import (
     CONFIGURATION_PAGE,
@@ -88,6 +89,12 @@ def test_figures_of_the_readme_are_those_of_the_performance_page() -> None:
     known = set(re.findall(r"\d[\d,.]*\d|\d", (ROOT / "docs" / "performance.md").read_text()))
     assert len(figures) >= 15
     assert figures <= known
+
+
+def test_the_readme_shows_an_answer_that_the_demo_model_has_learned() -> None:
+    shown = (ROOT / "README.md").read_text().partition("$ make run\n")[2].partition("```")[0]
+    [(question, answer)] = re.findall(r"asking: (.*)\n +answer: (.*)", shown)
+    assert answer in [known.answer for known in DEMO_ANSWERS if question in known.questions]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
