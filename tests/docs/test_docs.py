@@ -19,6 +19,7 @@ from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.models.config import _ARCHITECTURES
 from minisgl.toy.demo_answers import DEMO_ANSWERS
+from minisgl_operator.api.conditions import ConditionType, Reason
 from minisgl_operator.shell.config import add_arguments
 from support.cli_reference import (
     CONFIGURATION_PAGE,
@@ -183,6 +184,24 @@ def test_api_page_explains_every_code_once_with_a_remedy() -> None:
     codes = [code for code, _, _ in rows]
     assert len(codes) == len(set(codes))
     assert all(re.fullmatch(r"`[a-z_]+`", code) and meaning and remedy for code, meaning, remedy in rows)
+
+
+def test_symptoms_are_what_the_program_says() -> None:
+    """Codes, reasons and quoted messages of the table of symptoms."""
+    page = (ROOT / "docs" / "failures.md").read_text()
+    table = re.findall(r"^\| (.*?) \| ", page.partition("## Symptoms")[2].partition("## ")[0], re.MULTILINE)
+    sources = "\n".join(path.read_text() for path in (ROOT / "runtime/minisgl").rglob("*.py"))
+    quoted = [
+        part for row in table for message in re.findall(r'"([^"]+)"', row) for part in re.split(r"…|\d+", message)
+    ]
+    assert len(quoted) >= 5
+    assert [part for part in quoted if part.strip() not in sources] == []
+    codes = {code for row in table if row[:3].isdigit() for code in re.findall(r"`([a-z_]+)`", row)}
+    assert len(codes) >= 5
+    assert codes <= _documented_codes().keys()
+    names = {name for row in table for name in re.findall(r"`([A-Z]\w+)`", row)}
+    reasons = {*(type.value for type in ConditionType), *(reason.value for reason in Reason)}
+    assert {name for name in names if name != "Retry-After"} <= reasons
 
 
 def _documented_codes() -> dict[str, int]:
