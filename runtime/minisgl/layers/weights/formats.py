@@ -46,7 +46,8 @@ class WeightFormat(Protocol):
         ...
 
     def kept_cost(self, *, experts: bool) -> WeightCost | None:
-        """Cost of weights that stay as they are, of `experts` or of other layers; None: they are dequantized."""
+        """Cost of weights of `experts`, or of other layers, that stay as they are stored; None: they are
+        dequantized."""
         ...
 
 

@@ -98,9 +98,7 @@ class Parameters:
     def add_source(self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice) -> None:
         """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
         take += (slice(None),) * (len(shape) - len(take))
-        taken = tuple(len(range(*part.indices(size))) for part, size in zip(take, shape, strict=True))
-        assert taken == into.shape, f"{name}: {taken} does not fill {tuple(into.shape)}"
-        self.sources.append(Source(name, shape, take, into))
+        self._add(Source(name, shape, take, into))
 
     def add_weight(
         self,
@@ -115,7 +113,13 @@ class Parameters:
         stored = self.format_of(layer)
         if stored is not None and kept is None:
             self.num_dequantized += into.numel()
-        self.sources.append(Source(f"{layer}.weight", shape, take, into, stored, kept))
+        self._add(Source(f"{layer}.weight", shape, take, into, stored, kept))
+
+    def _add(self, source: Source) -> None:
+        taken = tuple(len(range(*part.indices(size))) for part, size in zip(source.take, source.shape, strict=True))
+        into = tuple(source.into.shape)
+        assert source.kept is not None or taken == into, f"{source.name}: {taken} does not fill {into}"
+        self.sources.append(source)
 
     def replicated(self, name: str, *shape: int) -> torch.Tensor:
         """Allocate a parameter that every rank holds whole."""
