@@ -22,6 +22,8 @@ KINDS: Final[dict[type[WeightFormat], type[QuantizedWeight]]] = {
 
 
 class Experts(NamedTuple):
+    """Weights of the experts of a layer, both of one kind."""
+
     gate_up: Weight
     """[experts, 2 N, hidden]: first the gates, then the gated values."""
     down: Weight

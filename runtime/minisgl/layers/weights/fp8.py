@@ -43,14 +43,11 @@ class Fp8Weight(QuantizedWeight):
 
     @classmethod
     def keeps(cls, stored: WeightFormat, matrix: Matrix, *, experts: bool) -> bool:
-        bounds = list(matrix.shape)
         if isinstance(stored, Fp8Channels):
-            if experts or not stored.has_kernels:
-                return False
-        else:
-            bounds = [matrix.in_features, matrix.columns.start, matrix.columns.stop]
-            for _, out_features, rows in matrix.projections:
-                bounds += [out_features, rows.start, rows.stop]
+            return stored.has_kernels and not experts and all(size % BLOCK == 0 for size in matrix.shape)
+        bounds = [matrix.in_features, matrix.columns.start, matrix.columns.stop]
+        for _, out_features, rows in matrix.projections:
+            bounds += [out_features, rows.start, rows.stop]
         return all(bound % BLOCK == 0 for bound in bounds)
 
     @classmethod

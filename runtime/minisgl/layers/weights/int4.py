@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from minisgl.layers.weights.inputs import Input, PreNorm, wide
 from minisgl.layers.weights.int4_layouts import read_int4
 from minisgl.layers.weights.weight import Draw, ExpertKernels, Matrix, NewTensor, QuantizedWeight, ReadTensor
 
-_DEVIATION = 4.6
+_DEVIATION: Final = 4.6
 """Standard deviation of numbers 0..15 of equal probability."""
 
 

@@ -120,10 +120,9 @@ class Weight(ABC):
         self, block: PreNorm, bias: torch.Tensor | None, activation: GatedActivation, consumer: Weight
     ) -> tuple[Input, torch.Tensor]:
         """`normed_product`, then the `activation` of the product in the form that `consumer` takes."""
-        form, fused = consumer.form_of(block.x), None
-        if activation is silu_and_mul and form is InputForm.WIDE:
-            fused = self.fused(block, bias, gated=True)
-        if fused:
+        form = consumer.form_of(block.x)
+        may_fuse = activation is silu_and_mul and form is InputForm.WIDE
+        if may_fuse and (fused := self.fused(block, bias, gated=True)):
             return fused
         product, residual = self.normed_product(block, bias)
         return activate(activation, product, form), residual
