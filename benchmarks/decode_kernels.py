@@ -38,8 +38,8 @@ from minisgl.kernels.rotary import rotate_and_store
 from minisgl.kernels.rotation import Rotation
 from minisgl.kernels.stored_kv import UNSCALED
 from minisgl.layers.activation import silu_and_mul
-from minisgl.layers.linear import linear
-from minisgl.layers.pre_norm import project, project_gated
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.inputs import PreNorm
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, FeedForward
 
@@ -217,20 +217,22 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
         return layers[layer].forward(x, residual, cos_sin, store)
 
     def attend(layer: int) -> object:
-        return project(layers[layer].attention.norm, layers[layer].attention.qkv, x, residual)
+        block = layers[layer].attention
+        return block.qkv.weight.normed_product(PreNorm(block.norm, x, residual))
 
     def feed(layer: int) -> object:
         block = dense[layer]
-        return project_gated(block.norm, block.gate_up, silu_and_mul, x, residual, consumer=block.down.weight)
+        norm = PreNorm(block.norm, x, residual)
+        return block.gate_up.weight.gated_product(norm, None, silu_and_mul, block.down.weight)
 
     weights = [attention.qkv.weight, attention.out.weight, dense[0].gate_up.weight, dense[0].down.weight]
-    read = [weight.nbytes for weight in weights if isinstance(weight, torch.Tensor)]
+    read = [weight.values.nbytes for weight in weights if isinstance(weight, DenseWeight)]
     calls: dict[str, tuple[Call, float]] = {
         "norm + qkv": (attend, read[0] + 4 * x.nbytes + qkv.nbytes),
         "rotate + store": (rotate, 2 * qkv.nbytes),
-        "o": (lambda layer: linear(attended, layers[layer].attention.out.weight), read[1] + attended.nbytes + x.nbytes),
+        "o": (lambda layer: layers[layer].attention.out.weight.product(attended), read[1] + attended.nbytes + x.nbytes),
         "norm + gate_up + silu": (feed, read[2] + 4 * x.nbytes + inner.nbytes),
-        "down": (lambda layer: linear(inner, dense[layer].down.weight), read[3] + inner.nbytes + x.nbytes),
+        "down": (lambda layer: dense[layer].down.weight.product(inner), read[3] + inner.nbytes + x.nbytes),
         "layer": (whole, sum(read) + 8 * x.nbytes + 3 * qkv.nbytes + 2 * inner.nbytes),
     }
     few = rows <= split_backend.MOST_ROWS
@@ -240,7 +242,7 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
             call = partial(attended_layer, x, residual, cos_sin)
             calls[f"layer + {name}"] = (call, math.nan)
     if rows > 1:
-        calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.weight, 1e-6), 4 * x.nbytes)
+        calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.gain, 1e-6), 4 * x.nbytes)
         calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)
     return calls
 

@@ -24,9 +24,10 @@ from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
 from minisgl.kernels.int4_experts_vector_gluon import run_int4_experts_vector
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
 from minisgl.layers.activation import silu_and_mul
-from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.int4_weight import Int4Weight
-from minisgl.layers.linear import linear
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.fp8 import Fp8Weight
+from minisgl.layers.weights.int4 import Int4Weight
+from minisgl.layers.weights.weight import Weight
 from minisgl.moe.experts import experts_grouped
 from minisgl.moe.mixture import mixture_of_experts
 from minisgl.moe.routing import route
@@ -54,23 +55,23 @@ FP8_CANDIDATES = [
     for rows in (16, 32, 64, 128)
     for outputs, down, stages, warps in ((64, 128, 3, 4), (64, 64, 3, 4), (64, 64, 4, 4), (128, 128, 3, 8))
 ]
-Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Implementation = Callable[[torch.Tensor, torch.Tensor, DenseWeight, DenseWeight], torch.Tensor]
 
 
-def by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    return run_experts_vector(x, logits, gate_up, down, TOP_K, renormalize=True)
+def by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: DenseWeight, down: DenseWeight) -> torch.Tensor:
+    return run_experts_vector(x, logits, gate_up.values, down.values, TOP_K, renormalize=True)
 
 
 def by_tiles(
-    x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, tiles: Tiles
+    x: torch.Tensor, logits: torch.Tensor, gate_up: DenseWeight, down: DenseWeight, tiles: Tiles
 ) -> torch.Tensor:
     weights, experts = route(logits, TOP_K, renormalize=True)
-    return weighted_sum(run_chosen(x, experts, gate_up, down, tiles), weights)
+    return weighted_sum(run_chosen(x, experts, gate_up.values, down.values, tiles), weights)
 
 
-def grouped(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def grouped(x: torch.Tensor, logits: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
     weights, experts = route(logits, TOP_K, renormalize=True)
-    rows, places = experts_grouped(x, experts, gate_up, down, silu_and_mul)
+    rows, places = experts_grouped(x, experts, gate_up.dequantized(x.dtype), down.dequantized(x.dtype), silu_and_mul)
     return weighted_sum(rows, weights, places)
 
 
@@ -102,7 +103,7 @@ def fp8_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down
 
 
 def fp8_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down: Fp8Weight) -> torch.Tensor:
-    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up, *down)
+    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up.tensors, *down.tensors)
 
 
 def fp8_implementations(tokens: int) -> dict[str, Fp8Implementation]:
@@ -142,18 +143,18 @@ def int4_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, do
 
 
 def int4_by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
-    return run_int4_experts_vector(x, logits, *gate_up, *down, TOP_K, renormalize=True)
+    return run_int4_experts_vector(x, logits, *gate_up.tensors, *down.tensors, TOP_K, renormalize=True)
 
 
 def int4_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
-    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up, *down)
+    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up.tensors, *down.tensors)
 
 
 def int4_by_tiles(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
     weights, experts = route(logits, TOP_K, renormalize=True)
     tiles = choose_tiles(len(x) * TOP_K / EXPERTS, WIDTH, quantized=True)
     scales = Scales(gate_up.scales, down.scales)
-    return weighted_sum(run_chosen(x, experts, gate_up.words, down.words, tiles, scales), weights)
+    return weighted_sum(run_chosen(x, experts, gate_up.values, down.values, tiles, scales), weights)
 
 
 def int4_implementations(tokens: int) -> dict[str, Int4Implementation]:
@@ -163,11 +164,11 @@ def int4_implementations(tokens: int) -> dict[str, Int4Implementation]:
     return found | {"int4 rows": int4_by_rows, "int4 tiles": int4_by_tiles}
 
 
-def choose_experts(x: torch.Tensor, routers: list[torch.Tensor], call: int) -> object:
-    return route(linear(x, routers[call % COPIES]), TOP_K, renormalize=True)
+def choose_experts(x: torch.Tensor, routers: list[DenseWeight], call: int) -> object:
+    return route(routers[call % COPIES].product(x), TOP_K, renormalize=True)
 
 
-def selected(x: torch.Tensor, logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Weight, down: Weight) -> torch.Tensor:
     return mixture_of_experts(x, logits, gate_up, down, silu_and_mul, TOP_K, renormalize=True)
 
 
@@ -184,18 +185,18 @@ def main() -> None:
     parser.add_argument("--selected", action="store_true", help="only the implementations that are in use")
     args = parser.parse_args()
     started = time.monotonic()
-    routers = [draw(EXPERTS, HIDDEN) * HIDDEN**-0.5 for _ in range(COPIES)]
-    gate_ups = [draw(EXPERTS, 2 * WIDTH, HIDDEN) * HIDDEN**-0.5 for _ in range(COPIES)]
-    downs = [draw(EXPERTS, HIDDEN, WIDTH) * WIDTH**-0.5 for _ in range(COPIES)]
-    fp8_gate_ups = [quantized(each) for each in gate_ups] if args.fp8 else []
-    fp8_downs = [quantized(each) for each in downs] if args.fp8 else []
+    routers = [DenseWeight(draw(EXPERTS, HIDDEN) * HIDDEN**-0.5) for _ in range(COPIES)]
+    gate_ups = [DenseWeight(draw(EXPERTS, 2 * WIDTH, HIDDEN) * HIDDEN**-0.5) for _ in range(COPIES)]
+    downs = [DenseWeight(draw(EXPERTS, HIDDEN, WIDTH) * WIDTH**-0.5) for _ in range(COPIES)]
+    fp8_gate_ups = [quantized(each.values) for each in gate_ups] if args.fp8 else []
+    fp8_downs = [quantized(each.values) for each in downs] if args.fp8 else []
     int4_gate_ups = [random_int4(2 * WIDTH, HIDDEN) for _ in range(COPIES)] if args.int4 else []
     int4_downs = [random_int4(HIDDEN, WIDTH) for _ in range(COPIES)] if args.int4 else []
     shared = draw(1, HIDDEN)
     print(f"{torch.cuda.get_device_name()}; µs of a layer")
     for tokens in args.tokens:
         x = (1 - args.alike) ** 0.5 * draw(tokens, HIDDEN) + args.alike**0.5 * shared
-        logits = linear(x, routers[0])
+        logits = routers[0].product(x)
         used = len(route(logits, TOP_K, renormalize=True)[1].unique())
         size = 3 * WIDTH * HIDDEN
         roofline = max(2 * used * size / BANDWIDTH, 2 * tokens * TOP_K * size / PEAK)
@@ -214,21 +215,19 @@ def main() -> None:
 def measure(
     tokens: int,
     x: torch.Tensor,
-    routers: list[torch.Tensor],
+    routers: list[DenseWeight],
     gate_ups: list[Any],
     downs: list[Any],
     candidates: Mapping[str, Callable[..., torch.Tensor]],
     only_selected: bool,
 ) -> None:
-    first = (gate_ups[0], downs[0])
-    dense = [each if isinstance(each, torch.Tensor) else each.dequantized().bfloat16() for each in first]
-    exact = grouped(x, linear(x, routers[0]), *dense).float()
+    exact = grouped(x, routers[0].product(x), gate_ups[0], downs[0]).float()
     for name, run in candidates.items():
         if only_selected and not name.endswith("selected"):
             continue
 
         def layer(i: int, run: Callable[..., torch.Tensor] = run) -> torch.Tensor:
-            return run(x, linear(x, routers[i % COPIES]), gate_ups[i % COPIES], downs[i % COPIES])
+            return run(x, routers[i % COPIES].product(x), gate_ups[i % COPIES], downs[i % COPIES])
 
         try:
             error = float((layer(0).float() - exact).norm() / exact.norm())

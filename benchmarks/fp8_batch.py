@@ -20,8 +20,7 @@ from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, s
 from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
 from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
 from minisgl.kernels.quantize_rows import quantize_rows
-from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.quantize_channels import quantize_channels
+from minisgl.layers.weights.fp8 import Fp8Weight, quantize_channels
 
 SHAPES = {
     "8b": {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (24576, 4096), "down": (4096, 12288)},
@@ -35,7 +34,7 @@ BANDWIDTH, PEAK, L2_BYTES, CALLS = 4.25e12, 1979e12, 130_000_000, 12
 def random_weight(outputs: int, inputs: int, per_channel: bool) -> Fp8Weight:
     weight = torch.randn(outputs, inputs, device="cuda") * 0.02
     if per_channel:
-        return Fp8Weight(*quantize_channels(weight))
+        return quantize_channels(weight)
     blocks = weight.view(outputs // BLOCK, BLOCK, inputs // BLOCK, BLOCK)
     scales = blocks.abs().amax((1, 3)) / 448
     return Fp8Weight((blocks / scales[:, None, :, None]).view_as(weight).to(torch.float8_e4m3fn), scales)
@@ -58,7 +57,7 @@ def print_errors(rows: int, outputs: int, inputs: int) -> None:
     weight = random_weight(outputs, inputs, True)
     weight = Fp8Weight(weight.values.float().abs().to(torch.float8_e4m3fn), weight.scales)
     x = quantize_rows(torch.rand(rows, inputs, device="cuda").bfloat16(), per_row=True)
-    exact = dequantize_rows(x).double() @ weight.dequantized().double().T
+    exact = dequantize_rows(x).double() @ weight.dequantized(torch.float32).double().T
     products = {"torch": in_torch(x, False, weight), "torch fast": in_torch(x, True, weight)}
     products["batch"] = fp8_batch(x, weight.values, weight.scales)
     for label, product in products.items():

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from graph_timing import microseconds
 from minisgl.kernels.int4_batch_gluon import BatchTile
@@ -19,8 +20,8 @@ from minisgl.kernels.int4_row_gluon import RowTile
 from minisgl.kernels.int4_spans_gluon import SpansTile
 from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear, int4_tile, spans_tile
 from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
-from minisgl.layers.int4_weight import Int4Weight
-from minisgl.layers.linear import linear
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.int4 import Int4Weight
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
 SHAPES = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
@@ -55,19 +56,19 @@ def other_tiles(name: str, rows: int) -> Iterator[Int4Tile]:
         yield from (BatchTile(256, 64, count, 3, 2, 64) for count in (1, 3, 6))
 
 
-def in_bf16(x: torch.Tensor, weights: list[torch.Tensor], i: int) -> object:
-    return linear(x, weights[i % len(weights)])
+def in_bf16(x: torch.Tensor, weights: list[DenseWeight], i: int) -> object:
+    return weights[i % len(weights)].product(x)
 
 
 def in_int4(x: torch.Tensor, weights: list[Int4Weight], tile: Int4Tile | None, in_parts: bool, i: int) -> object:
     weight = weights[i % len(weights)]
     if tile is None:
-        return linear(x, weight.dequantized())
-    return int4_linear(x, weight.words, weight.scales, tile, in_parts=in_parts)
+        return F.linear(x, weight.dequantized(x.dtype))
+    return int4_linear(x, weight.values, weight.scales, tile, in_parts=in_parts)
 
 
 def gated(x: torch.Tensor, weights: list[Int4Weight], i: int) -> object:
-    return int4_gated(x, *weights[i % len(weights)])
+    return int4_gated(x, *weights[i % len(weights)].tensors)
 
 
 def measure(name: str, many_rows: Sequence[int], *, tiles: bool) -> None:
@@ -75,7 +76,10 @@ def measure(name: str, many_rows: Sequence[int], *, tiles: bool) -> None:
     in_parts = name in IN_PARTS
     bandwidth = BANDWIDTH.get(torch.cuda.get_device_name(), 4.25e12)
     weights = [random_weight(outputs, inputs) for _ in range(max(2, math.ceil(2e8 / (outputs * inputs / 2))))]
-    dense = [weights[0].dequantized() for _ in range(max(2, math.ceil(2e8 / (outputs * inputs * 2))))]
+    dense = [
+        DenseWeight(weights[0].dequantized(torch.bfloat16))
+        for _ in range(max(2, math.ceil(2e8 / (outputs * inputs * 2))))
+    ]
     for rows in many_rows:
         x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
         num_bytes = outputs * inputs * (0.5 + 4 / GROUP) + 2 * rows * (inputs + outputs)

@@ -76,10 +76,10 @@ def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
     return {
         "torch.empty": lambda: torch.empty((tokens, config.hidden_size), dtype=torch.bfloat16, device="cuda"),
         "norm": lambda: block.norm.forward(x, residual),
-        "qkv": lambda: attention.qkv.forward(x),
+        "qkv": lambda: attention.qkv.weight.product(x, attention.qkv.bias),
         "rotate and store": rotate,
         "o": lambda: attention.out.forward(attended),
-        "gate_up": lambda: block.gate_up.forward(x),
+        "gate_up": lambda: block.gate_up.weight.product(x, block.gate_up.bias),
         "silu, launch alone": plain_silu,
         "silu, cached launch": cached_silu,
         "silu": lambda: silu_and_mul(wide),

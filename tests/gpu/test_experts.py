@@ -16,11 +16,11 @@ from minisgl.kernels import (
 from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
 from minisgl.kernels.experts_triton import MAX_TOKENS, fits
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
-from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.new_weight import Weight
 from minisgl.layers.norm import RMSNorm
-from minisgl.layers.parameters import Parameters
-from minisgl.layers.pre_norm import normalize_and_project
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.fp8 import Fp8Weight
+from minisgl.layers.weights.inputs import PreNorm
+from minisgl.layers.weights.weight import QuantizedWeight, Weight
 from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
 from minisgl.moe.routing import route
@@ -61,7 +61,7 @@ def test_experts(sizes: Sizes, tokens: int, dtype: torch.dtype) -> None:
     experts = choices(sizes, tokens)
     shares = torch.rand(experts.shape, device="cuda").to(dtype)
     assert fits(x, down) is (tokens <= MAX_TOKENS or dtype is torch.float16)
-    ours = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
+    ours = run_experts(x, shares, experts, DenseWeight(gate_up), DenseWeight(down), silu_and_mul)
     check(ours, x, shares, experts, gate_up, down)
 
 
@@ -69,7 +69,14 @@ def test_experts_of_30b_a3b() -> None:
     x, gate_up, down = draw(QWEN3_30B, 64, torch.bfloat16)
     experts = choices(QWEN3_30B, 64)
     shares = torch.rand(experts.shape, device="cuda").bfloat16()
-    check(run_experts(x, shares, experts, gate_up, down, silu_and_mul), x, shares, experts, gate_up, down)
+    check(
+        run_experts(x, shares, experts, DenseWeight(gate_up), DenseWeight(down), silu_and_mul),
+        x,
+        shares,
+        experts,
+        gate_up,
+        down,
+    )
 
 
 @pytest.mark.parametrize("tokens", [3, 40, 200])
@@ -77,7 +84,7 @@ def test_all_tokens_may_select_the_same_experts(tokens: int) -> None:
     x, gate_up, down = draw(CROWDED, tokens, torch.bfloat16)
     experts = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
     shares = torch.full(experts.shape, 0.125, device="cuda", dtype=torch.bfloat16)
-    ours = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
+    ours = run_experts(x, shares, experts, DenseWeight(gate_up), DenseWeight(down), silu_and_mul)
     check(ours, x, shares, experts, gate_up, down)
 
 
@@ -85,10 +92,12 @@ def test_the_result_of_a_token_does_not_depend_on_other_tokens() -> None:
     x, gate_up, down = draw(QWEN3_30B, 200, torch.bfloat16)
     experts = choices(QWEN3_30B, 200)
     shares = torch.rand(experts.shape, device="cuda").bfloat16()
-    many = run_experts(x, shares, experts, gate_up, down, silu_and_mul)
-    backwards = run_experts(x.flip(0), shares.flip(0), experts.flip(0), gate_up, down, silu_and_mul)
+    many = run_experts(x, shares, experts, DenseWeight(gate_up), DenseWeight(down), silu_and_mul)
+    backwards = run_experts(
+        x.flip(0), shares.flip(0), experts.flip(0), DenseWeight(gate_up), DenseWeight(down), silu_and_mul
+    )
     torch.testing.assert_close(backwards.flip(0), many, rtol=0, atol=0)
-    one = run_experts(x[7:8], shares[7:8], experts[7:8], gate_up, down, silu_and_mul)
+    one = run_experts(x[7:8], shares[7:8], experts[7:8], DenseWeight(gate_up), DenseWeight(down), silu_and_mul)
     torch.testing.assert_close(one, many[7:8], rtol=2e-2, atol=2e-2)
 
 
@@ -98,7 +107,7 @@ def test_other_activations_use_the_fallback() -> None:
     shares = torch.rand(experts.shape, device="cuda").bfloat16()
     wide = [tensor.double() for tensor in (x, gate_up, down)]
     expected = experts_one_by_one(wide[0], experts, wide[1], wide[2], gelu_and_mul) * shares.double().unsqueeze(-1)
-    ours = run_experts(x, shares, experts, gate_up, down, gelu_and_mul)
+    ours = run_experts(x, shares, experts, DenseWeight(gate_up), DenseWeight(down), gelu_and_mul)
     assert float((ours.double() - expected.sum(1)).norm() / expected.sum(1).norm()) < 8e-3
 
 
@@ -114,7 +123,9 @@ def test_selection_and_experts_in_one_launch(sizes: Sizes, tokens: int, renormal
     logits = (2 * logits).round(decimals=1).to(dtype)
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
     assert experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width)
-    ours = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=renormalize)
+    ours = mixture(
+        x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, sizes.top_k, renormalize=renormalize
+    )
     check(ours, x, shares, experts, gate_up, down)
 
 
@@ -124,7 +135,7 @@ def test_selection_and_experts_of_30b_a3b_in_one_launch(renormalize: bool) -> No
     logits = torch.randn(1, 128, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
     shares, experts = route(logits, 8, renormalize=renormalize)
     assert experts_vector_gluon.fits(x, 128, 8, QWEN3_30B.width)
-    ours = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=renormalize)
+    ours = mixture(x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, 8, renormalize=renormalize)
     check(ours, x, shares, experts, gate_up, down)
 
 
@@ -132,7 +143,7 @@ def test_selection_and_experts_of_30b_a3b_in_one_launch(renormalize: bool) -> No
 def test_any_logits_work_in_selection_and_experts(value: float) -> None:
     x, gate_up, down = draw(FEW._replace(experts=128), 1, torch.bfloat16)
     logits = torch.full((1, 128), value, device="cuda", dtype=torch.bfloat16)
-    out = mixture(x, logits, gate_up, down, silu_and_mul, 8, renormalize=True)
+    out = mixture(x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, 8, renormalize=True)
     torch.cuda.synchronize()
     assert bool(out.isfinite().all()) is (value == 0)
 
@@ -157,7 +168,7 @@ def test_experts_in_fp8(name: str, tokens: int, renormalize: bool) -> None:
     assert fp8_experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
     with poisoned_outputs():
         ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
-    dense = [each.dequantized() for each in stored]
+    dense = [each.dequantized(torch.float32) for each in stored]
     expected = by_plain_torch(torch.double, x, shares, experts, *dense)
     # Plain torch rounds the weights too.
     assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
@@ -185,11 +196,11 @@ def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: b
 
 def stored_as(
     weights: str, gate_up: torch.Tensor, down: torch.Tensor
-) -> tuple[tuple[Weight, Weight], tuple[torch.Tensor, torch.Tensor]]:
+) -> tuple[tuple[QuantizedWeight, QuantizedWeight], tuple[torch.Tensor, torch.Tensor]]:
     """Weights in FP8 or INT4, and what they are in float32."""
     if weights == "FP8":
         blocks = in_fp8(gate_up), in_fp8(down)
-        return blocks, (blocks[0].dequantized(), blocks[1].dequantized())
+        return blocks, (blocks[0].dequantized(torch.float32), blocks[1].dequantized(torch.float32))
     words = in_int4(gate_up, 128), in_int4(down, 128)
     return words, (exact_int4(words[0]), exact_int4(words[1]))
 
@@ -202,8 +213,7 @@ def test_all_tokens_may_select_the_same_quantized_experts(weights: str, tokens: 
     stored, dense = stored_as(weights, gate_up, down)
     chosen = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
     shares = torch.full(chosen.shape, 0.125, device="cuda", dtype=torch.bfloat16)
-    words = stored[1][0]
-    assert experts_rows_gluon.fits(x, words, CROWDED.top_k)
+    assert experts_rows_gluon.fits(x, stored[1].values, CROWDED.top_k)
     with poisoned_outputs():
         ours = run_experts(x, shares, chosen, *stored, silu_and_mul)
     expected = by_plain_torch(torch.double, x, shares, chosen, *dense)
@@ -236,7 +246,8 @@ def test_every_fp8_number_is_right_in_experts() -> None:
     shares = torch.ones(count, 1, device="cuda", dtype=torch.bfloat16)
     assert experts_rows_gluon.fits(x, down.values, 1)
     ours = run_experts(x, shares, chosen, gate_up, down, silu_and_mul)
-    expected = by_plain_torch(torch.double, x, shares, chosen, gate_up.dequantized(), down.dequantized())
+    dense = gate_up.dequantized(torch.float32), down.dequantized(torch.float32)
+    expected = by_plain_torch(torch.double, x, shares, chosen, *dense)
     # Numbers are 1/8 apart at most.
     torch.testing.assert_close(ours.double(), expected, rtol=2e-2, atol=0)
 
@@ -244,8 +255,9 @@ def test_every_fp8_number_is_right_in_experts() -> None:
 def test_blocks_are_dequantized_as_on_a_cpu() -> None:
     stored = in_fp8(draw(FEW, 1, torch.bfloat16)[1])
     with poisoned_outputs():
-        ours = dequantize_blocks(*stored, torch.bfloat16)
-    assert torch.equal(ours, stored.dequantized().bfloat16())
+        ours = dequantize_blocks(*stored.tensors, torch.bfloat16)
+    on_cpu = Fp8Weight(*(each.cpu() for each in stored.tensors))
+    assert torch.equal(ours.cpu(), on_cpu.dequantized(torch.bfloat16))
 
 
 @pytest.mark.captures
@@ -255,13 +267,12 @@ def test_fp8_kernels_that_start_early_read_no_data_of_an_earlier_layer(monkeypat
     x, gate_up, down = draw(sizes, 1, torch.bfloat16)
     stored = in_fp8(gate_up), in_fp8(down)
     routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
-    norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", sizes.hidden, 1e-6)
-    norm.weight.fill_(1.0)
+    norm = RMSNorm(torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16), 1e-6)
 
     def layers() -> torch.Tensor:
         y, residual = x, torch.zeros_like(x)
         for router in routers:
-            y, logits, residual = normalize_and_project(norm, router, y, residual)
+            y, logits, residual = DenseWeight(router).norm_and_product(PreNorm(norm, y, residual))
             y = mixture(y, logits, *stored, silu_and_mul, sizes.top_k, renormalize=True)
         return y
 
@@ -317,18 +328,17 @@ def test_kernels_that_start_early_read_no_data_of_an_earlier_layer(
     """Launched one after the other in the ordinary way, the same kernels give the same."""
     sizes = QWEN3_30B
     x, dense_gate_up, dense_down = draw(sizes, tokens, torch.bfloat16)
-    gate_up: Weight = dense_gate_up
-    down: Weight = dense_down
+    gate_up: Weight = DenseWeight(dense_gate_up)
+    down: Weight = DenseWeight(dense_down)
     if weights != "bf16":
         gate_up, down = stored_as(weights, dense_gate_up, dense_down)[0]
     routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
-    norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", sizes.hidden, 1e-6)
-    norm.weight.fill_(1.0)
+    norm = RMSNorm(torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16), 1e-6)
 
     def layers(x: torch.Tensor) -> torch.Tensor:
         residual = torch.zeros_like(x)
         for router in routers:
-            x, logits, residual = normalize_and_project(norm, router, x, residual)
+            x, logits, residual = DenseWeight(router).norm_and_product(PreNorm(norm, x, residual))
             x = mixture(x, logits, gate_up, down, silu_and_mul, sizes.top_k, renormalize=True)
         return x
 
@@ -354,11 +364,10 @@ def test_norm_and_router(hidden: int, rows: int) -> None:
         torch.randn(shape, generator=generator, device="cuda").bfloat16()
         for shape in ((rows, hidden), (rows, hidden), (128, hidden))
     )
-    norm = RMSNorm(Parameters(torch.bfloat16, torch.device("cuda")), "norm", hidden, 1e-6)
-    norm.weight.copy_(1 + torch.rand(hidden, generator=generator, device="cuda"))
-    normed, logits, stream = normalize_and_project(norm, router, x, residual.clone())
+    norm = RMSNorm((1 + torch.rand(hidden, generator=generator, device="cuda")).bfloat16(), 1e-6)
+    normed, logits, stream = DenseWeight(router).norm_and_product(PreNorm(norm, x, residual.clone()))
     torch.testing.assert_close(stream, x + residual, rtol=0, atol=0)
-    exact = torch.nn.functional.rms_norm((x + residual).double(), (hidden,), norm.weight.double(), 1e-6)
+    exact = torch.nn.functional.rms_norm((x + residual).double(), (hidden,), norm.gain.double(), 1e-6)
     assert float((normed.double() - exact).norm() / exact.norm()) < 5e-3
     exact = exact @ router.double().T
     assert float((logits.double() - exact).norm() / exact.norm()) < 8e-3

@@ -18,7 +18,7 @@ from minisgl.kernels.fp8_rows_triton import rms_norm_fp8, silu_and_mul_fp8
 from minisgl.kernels.norm_triton import rms_norm_cuda
 from minisgl.kernels.quantize_rows import quantize_rows
 from minisgl.layers.activation import silu_and_mul
-from minisgl.layers.fp8_weight import Fp8Weight, fp8_product
+from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.weights import load_weights
@@ -45,7 +45,7 @@ def weight_of(outputs: int, inputs: int, *, per_channel: bool = False) -> Fp8Wei
 
 
 def exact(x: Fp8Rows, weight: Fp8Weight) -> torch.Tensor:
-    return dequantize_rows(x).double() @ weight.dequantized().double().T
+    return dequantize_rows(x).double() @ weight.dequantized(torch.float32).double().T
 
 
 def assert_near(ours: torch.Tensor, expected: torch.Tensor, tolerance: float = 4e-3) -> None:
@@ -118,11 +118,11 @@ def test_a_product_of_any_size_and_number_of_rows(
     shift = draw(outputs, dtype=torch.bfloat16, device=CUDA) if bias else None
     # One row stays in 16 bits.
     rounded = dequantize_rows(quantize_rows(x, per_row=per_channel)) if rows > 1 else x
-    expected = rounded.double() @ weight.dequantized().double().T
+    expected = rounded.double() @ weight.dequantized(torch.float32).double().T
     expected = expected if shift is None else expected + shift.double()
     with poisoned_outputs():
-        ours = fp8_product(x, weight, shift)
-        parts = fp8_product(x, weight, shift, in_parts=True)
+        ours = weight.product(x, shift)
+        parts = weight.product(x, shift, in_parts=True)
     assert_near(ours, expected)
     assert_near(parts if parts.dim() == 2 else parts.sum(0), expected)
 
@@ -145,7 +145,7 @@ ROW_PRODUCTS = [
 def test_a_product_of_one_row(outputs: int, inputs: int, bias: bool, per_channel: bool) -> None:
     x, weight = row_of(inputs), weight_of(outputs, inputs, per_channel=per_channel)
     shift = draw(outputs, dtype=torch.bfloat16, device=CUDA) if bias else None
-    expected = x.double() @ weight.dequantized().double().T
+    expected = x.double() @ weight.dequantized(torch.float32).double().T
     expected = expected if shift is None else expected + shift.double()
     assert fits_row(x, weight.values)
     with poisoned_outputs():
@@ -165,7 +165,7 @@ def test_a_product_of_one_row_behind_its_norm(
     gain, shift = 1 + draw(inputs, dtype=torch.bfloat16, device=CUDA), row_of(outputs)[0]
     stream = x if residual is None else x + residual
     normed = rms_norm_cuda(stream, None, gain, 1e-6)
-    expected = normed.double() @ weight.dequantized().double().T + shift.double()
+    expected = normed.double() @ weight.dequantized(torch.float32).double().T + shift.double()
     expected = silu_and_mul(expected) if gated else expected
     with poisoned_outputs():
         ours, ours_stream = normed_fp8_row(x, residual, gain, 1e-6, weight.values, weight.scales, shift, gated=gated)
@@ -176,7 +176,7 @@ def test_a_product_of_one_row_behind_its_norm(
 def test_a_row_that_does_not_fit_is_quantized() -> None:
     x, weight = row_of(33_024), weight_of(128, 33_024)
     assert not fits_row(x, weight.values)
-    assert_near(fp8_product(x, weight), exact(quantize_rows(x), weight))
+    assert_near(weight.product(x), exact(quantize_rows(x), weight))
 
 
 @pytest.mark.parametrize("per_channel", [False, True])
@@ -189,8 +189,8 @@ def test_large_sums_keep_their_precision(rows: int, per_channel: bool) -> None:
     positive = Fp8Weight(weight.values.float().abs().to(torch.float8_e4m3fn), weight.scales)
     x = draw(rows, inputs, dtype=torch.bfloat16, device=CUDA).abs()
     rounded = dequantize_rows(quantize_rows(x, per_row=per_channel)) if rows > 1 else x
-    expected = rounded.double() @ positive.dequantized().double().T
-    ours = fp8_product(x, positive).double()
+    expected = rounded.double() @ positive.dequantized(torch.float32).double().T
+    ours = positive.product(x).double()
     assert_near(ours, expected)
     assert abs(float((ours / expected).mean()) - 1) < 1e-3
 
@@ -326,7 +326,7 @@ def test_a_graph_gives_the_bits_of_its_kernels() -> None:
     def step() -> torch.Tensor:
         y = x
         for _ in range(20):
-            y = fp8_product(rms_norm_fp8(y, None, gain, 1e-6), weight, in_parts=True)
+            y = weight.product(rms_norm_fp8(y, None, gain, 1e-6), in_parts=True)
         return y
 
     assert_a_graph_gives_the_bits_of(step)

@@ -14,7 +14,7 @@ from minisgl.kernels.int4_row_gluon import RowTile
 from minisgl.kernels.int4_spans_gluon import SpansTile
 from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear
 from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
-from minisgl.layers.int4_weight import Int4Weight, int4_product
+from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.kernels.decode_kernels import draw, poisoned_outputs
@@ -40,7 +40,7 @@ def exact(weight: Int4Weight) -> torch.Tensor:
     """[out, in] in float64, without any rounding."""
     scales, zeros = unpack_scales(weight.scales)
     size = weight.shape[1] // scales.shape[1]
-    shifted = unpack_words(weight.words) - zeros.repeat_interleave(size, 1)
+    shifted = unpack_words(weight.values) - zeros.repeat_interleave(size, 1)
     return shifted.double() * scales.double().repeat_interleave(size, 1)
 
 
@@ -53,8 +53,10 @@ def assert_near(ours: torch.Tensor, expected: torch.Tensor, tolerance: float = 4
 @pytest.mark.parametrize("group", [64, 128])
 def test_dequantized_weights_are_bitwise_those_of_a_cpu(group: int, dtype: torch.dtype) -> None:
     weight = weight_of(704, 1408, group, dtype)
-    assert torch.equal(dequantize_words_cuda(*weight).cpu(), dequantize_words(weight.words.cpu(), weight.scales.cpu()))
-    assert torch.equal(dequantize_words_cuda(*weight), exact(weight).to(torch.bfloat16))
+    assert torch.equal(
+        dequantize_words_cuda(*weight.tensors).cpu(), dequantize_words(weight.values.cpu(), weight.scales.cpu())
+    )
+    assert torch.equal(dequantize_words_cuda(*weight.tensors), exact(weight).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -69,7 +71,7 @@ def test_each_weight_counts_once_for_one_row(tile: RowTile, group: int, dtype: t
     dense = exact(weight)
     for k in (0, 63, 64, 127, 128, 700, 1407):
         x = F.one_hot(torch.tensor([k], device=CUDA), 1408).to(torch.bfloat16)
-        ours = int4_linear(x, *weight, tile, in_parts=True)
+        ours = int4_linear(x, *weight.tensors, tile, in_parts=True)
         ours = ours if tile.splits == 1 else ours.sum(0)
         assert torch.equal(ours.to(torch.bfloat16)[0], dense[:, k].to(torch.bfloat16))
 
@@ -82,7 +84,7 @@ def test_each_weight_counts_once_in_spans(tile: SpansTile, group: int) -> None:
     for first in range(0, 1408, 8 * 22):
         columns = torch.arange(first, first + 8 * 22, 22, device=CUDA)
         with poisoned_outputs():
-            ours = int4_linear(F.one_hot(columns, 1408).to(torch.bfloat16), *weight, tile, in_parts=True)
+            ours = int4_linear(F.one_hot(columns, 1408).to(torch.bfloat16), *weight.tensors, tile, in_parts=True)
         assert torch.equal(ours.sum(0).T, dense[:, columns].float())
 
 
@@ -91,7 +93,7 @@ def test_each_weight_counts_once_in_spans(tile: SpansTile, group: int) -> None:
 def test_each_weight_is_rounded_once_for_a_batch(tile: BatchTile, group: int) -> None:
     weight = weight_of(384, 1408, group, torch.float16)
     columns = torch.arange(0, 1408, 11, device=CUDA)
-    ours = int4_linear(F.one_hot(columns, 1408).to(torch.bfloat16), *weight, tile, in_parts=True)
+    ours = int4_linear(F.one_hot(columns, 1408).to(torch.bfloat16), *weight.tensors, tile, in_parts=True)
     ours = ours if tile.splits == 1 else ours.sum(0).to(torch.bfloat16)
     assert torch.equal(ours.T, exact(weight)[:, columns].to(torch.bfloat16))
 
@@ -106,7 +108,7 @@ def test_a_product(rows: int, tile: Int4Tile, group: int) -> None:
     expected = x.double() @ exact(weight).T
     for _ in range(3):
         with poisoned_outputs():
-            ours = int4_linear(x, *weight, tile, in_parts=True)
+            ours = int4_linear(x, *weight.tensors, tile, in_parts=True)
         parts = tile.parts if isinstance(tile, SpansTile) else tile.splits
         assert ours.shape == ((parts, rows, 768) if ours.dim() == 3 else (rows, 768))
         assert_near(ours.sum(0) if ours.dim() == 3 else ours, expected)
@@ -121,7 +123,7 @@ def test_a_gated_product(group: int, rows: int, bias: bool) -> None:
     product = x.double() @ exact(weight).T + (0 if shift is None else shift.double())
     gate, up = product.chunk(2, 1)
     with poisoned_outputs():
-        ours = int4_gated(x, *weight, shift)
+        ours = int4_gated(x, *weight.tensors, shift)
     assert ours is not None
     assert_near(ours, F.silu(gate) * up, 6e-3)
 
@@ -136,8 +138,8 @@ def test_a_product_of_any_size_and_number_of_rows(outputs: int, inputs: int, row
     expected = x.double() @ exact(weight).T
     expected = expected if shift is None else expected + shift.double()
     with poisoned_outputs():
-        ours = int4_product(x, weight, shift)
-        parts = int4_product(x, weight, shift, in_parts=True)
+        ours = weight.product(x, shift)
+        parts = weight.product(x, shift, in_parts=True)
     assert_near(ours, expected)
     assert_near(parts if parts.dim() == 2 else parts.sum(0), expected)
 

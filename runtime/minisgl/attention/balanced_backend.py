@@ -9,7 +9,7 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows
+from minisgl.kernels.fp8_rows import BLOCK
 
 FEWEST_ROWS: Final = 9
 """Below this number most rows are split many times, and kernels with a fixed number of programs per row are as fast.
@@ -89,10 +89,13 @@ class BalancedDecode:
         """Whether `decode` can write its result in FP8."""
         return self._shape.head_dim == BLOCK and self._other(batch.num_decode, batch.num_segments) is None
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor | Fp8Rows) -> None:
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, out_scales: torch.Tensor | None = None
+    ) -> None:
+        """`out_scales`: see `balanced_decode`."""
         batch = self._batch
         if few := self._other(batch.num_decode, batch.num_segments):
-            assert isinstance(out, torch.Tensor)
+            assert out_scales is None
             few.decode(layer, kv, q, out)
             return
         assert self._spans is not None
@@ -107,6 +110,7 @@ class BalancedDecode:
             self._arrivals,
             out,
             scale=self._scale,
+            out_scales=out_scales,
             scales=kv.scales[layer],
             settings=self.settings,
             window=self._shape.window,

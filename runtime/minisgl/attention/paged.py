@@ -104,7 +104,7 @@ class PagedAttention:
             decoder = self._decoder(batch)
             if isinstance(decoder, BalancedDecode) and decoder.quantizes(batch):
                 quantized = new_fp8_rows(d, q.shape[1] * q.shape[2], q.device)
-                decoder.decode(layer, kv, q, quantized)
+                decoder.decode(layer, kv, q, quantized.values, quantized.scales)
                 return quantized
         out = torch.empty_like(q)
         if d:

@@ -8,38 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
-from minisgl.layers.quantization import Fp8Blocks, Fp8Channels, Int4Groups, Quantization
+from minisgl.layers.weights.formats import Quantization, WeightCost
 from minisgl.models.config import ModelConfig, MoeConfig
 
 _BYTES: Final = 2
 """Bytes of an activation, of an element of K or V, and of a weight that is not quantized: bfloat16."""
 
 
-class _Weights(NamedTuple):
-    """Weights of linear layers."""
-
-    item_bytes: float
-    """Bytes of a weight, with its share of the scales of a group."""
-    speed: float
-    """Operations per second, relative to bf16."""
+_PLAIN: Final = WeightCost(_BYTES, 1.0)
 
 
-_PLAIN: Final = _Weights(_BYTES, 1.0)
-_FP8: Final = _Weights(1.0, 2.0)
-
-
-def _weights(quantization: Quantization | None, *, experts: bool = False) -> _Weights:
+def _weights(quantization: Quantization | None, *, experts: bool = False) -> WeightCost:
     """Weights of linear layers, or of `experts`, as they are in memory: some formats are dequantized while loading."""
-    match None if quantization is None else quantization.format:
-        case Int4Groups(group_size=group_size):
-            return _Weights(0.5 + _BYTES / group_size, 1.0)
-        case Fp8Channels(has_kernels=has_kernels):
-            return _FP8 if has_kernels and not experts else _PLAIN
-        case Fp8Blocks():
-            return _FP8
-    return _PLAIN
+    kept = None if quantization is None else quantization.format.kept_cost(experts=experts)
+    return _PLAIN if kept is None else kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +118,11 @@ class Roofline:
     def _operator(self, flop: float, bytes_moved: float, speed: float = 1.0) -> float:
         return max(flop / (self.hardware.flops * speed), bytes_moved / self.hardware.bandwidth)
 
-    def _linear(self, inputs: int, outputs: int, rows: int, kind: _Weights = _PLAIN) -> float:
+    def _linear(self, inputs: int, outputs: int, rows: int, kind: WeightCost = _PLAIN) -> float:
         moved = inputs * outputs * kind.item_bytes + rows * (inputs + outputs) * _BYTES
         return self._operator(2 * rows * inputs * outputs, moved, kind.speed)
 
-    def _experts(self, moe: MoeConfig, rows: int, kind: _Weights) -> float:
+    def _experts(self, moe: MoeConfig, rows: int, kind: WeightCost) -> float:
         """Experts of one layer with uniform routing."""
         hidden, width = self.model.hidden_size, moe.intermediate_size / self.tensor_parallel
         used = moe.num_experts * (1 - (1 - moe.experts_per_token / moe.num_experts) ** rows)

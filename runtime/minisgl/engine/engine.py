@@ -40,7 +40,7 @@ from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
 from minisgl.kernels.stored_kv import FP8, KVScales
-from minisgl.layers.parameters import Parameters
+from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.fit import pool_too_small, too_long
@@ -280,7 +280,7 @@ class _EngineBuilder:
         """Launch every kernel of later steps once, on a few layers and without a pool."""
         runner = self._build_runner(0, self._model.with_layers(representative_layers(self._model_config)))
         # A small kernel, which shows at once whether a cache has the model's kernels.
-        self._model.norm.forward(self._model.norm.weight.new_zeros(1, self._model_config.hidden_size), None)
+        self._model.norm.forward(self._model.norm.gain.new_zeros(1, self._model_config.hidden_size), None)
         together = False
         for plan in warm_up_plans(self._limits(runner)):
             if compile_log.compiled and not together:

@@ -36,7 +36,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from minisgl.kernels.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.dependent_launch_triton import dependent_launch
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, SMALLEST, Fp8Rows
+from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, SMALLEST
 from minisgl.kernels.stored_kv import FP8, KVScales
 
 MAX_GROUP: Final = 16
@@ -379,15 +379,16 @@ def balanced_decode(
     parts: torch.Tensor,
     sums: torch.Tensor,
     arrivals: torch.Tensor,
-    out: torch.Tensor | Fp8Rows,
+    out: torch.Tensor,
     *,
+    out_scales: torch.Tensor | None = None,
     scale: float,
     scales: KVScales,
     settings: Settings,
     window: int | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, or to the last `window` of
-    them, into `out` like it or, with heads of 128, in FP8 [R, Hq × D].
+    them, into `out` like it. With `out_scales` and heads of 128: into the values and scales of `Fp8Rows` [R, Hq × D].
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
     stored before the step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`.
@@ -398,15 +399,15 @@ def balanced_decode(
     kv_heads = keys.shape[2]
     group = heads // kv_heads
     assert q.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
-    quantized = isinstance(out, Fp8Rows)
-    result, result_scales = (out.values, out.scales) if isinstance(out, Fp8Rows) else (out, sums)
-    assert result.is_contiguous() and (not quantized or q.shape[2] == BLOCK)
+    quantized = out_scales is not None
+    out_scales = sums if out_scales is None else out_scales
+    assert out.is_contiguous() and (not quantized or q.shape[2] == BLOCK)
     scale *= scales.key
     if keys.dtype == FP8:
         scale *= _QUERY_SHRINK.value
     _attend[(kv_heads, len(parts) // 2)](
         _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals,
-        result, result_scales, rows, result_scales.shape[1] if quantized else 0, scale, scales.value,
+        out, out_scales, rows, out_scales.shape[1] if quantized else 0, scale, scales.value,
         KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0, QUANTIZED=quantized, num_warps=1,
         **dependent_launch(q.device),
     )  # fmt: skip

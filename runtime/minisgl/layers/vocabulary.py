@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers.linear import linear
-from minisgl.layers.parameters import Parameters
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.parameters import Parameters
 
 
 class VocabularyShard:
@@ -53,11 +53,11 @@ class LMHead:
     """[S, hidden] to [S, size of the shard]: the logits of this rank's rows."""
 
     def __init__(self, weight: torch.Tensor, shard: VocabularyShard) -> None:
-        self.weight = weight
+        self.weight = DenseWeight(weight)
         self._shard = shard
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = linear(hidden, self.weight)
+        logits = self.weight.product(hidden)
         # Lowest finite value, not −inf: a check for finite logits must not trip over the padding.
         logits[:, self._shard.real :] = torch.finfo(logits.dtype).min
         return logits

@@ -11,17 +11,17 @@ import msgspec
 
 from minisgl.config import Device, DType
 from minisgl.json_file import read_json_object
-from minisgl.layers.quantization import Quantization
 from minisgl.layers.rope_config import RopeConfig
-from minisgl.models.errors import ModelError
-from minisgl.models.fields import Fields
-from minisgl.models.overrides import override
-from minisgl.models.quantization_fields import (
+from minisgl.layers.weights.formats import (
+    Quantization,
     read_quantization,
     refuse_modelopt,
     requested_quantization,
     unsupported_quantization,
 )
+from minisgl.models.errors import ModelError
+from minisgl.models.fields import Fields
+from minisgl.models.overrides import override
 from minisgl.models.rope_fields import read_rope
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]

@@ -12,17 +12,17 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.rotation import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS, silu_and_mul
-from minisgl.layers.fp8_weight import takes_blocks
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
-from minisgl.layers.new_weight import Projection
 from minisgl.layers.norm import RMSNorm
-from minisgl.layers.parameters import Parameters
-from minisgl.layers.pre_norm import normalize_and_project, project, project_gated
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
+from minisgl.layers.weights.allocate import allocate_experts
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.inputs import InputForm, PreNorm, wide
+from minisgl.layers.weights.parameters import Parameters
+from minisgl.layers.weights.weight import Projection
 from minisgl.models.config import ModelConfig, MoeConfig
 from minisgl.moe.mixture import mixture_of_experts
-from minisgl.moe.new_experts import new_experts
 
 
 class SelfAttention:
@@ -34,9 +34,7 @@ class SelfAttention:
         heads = parallel.shard(config.num_heads)
         kv_heads = local_kv_heads(config, parallel)
         self._heads = [_length(heads), _length(kv_heads), _length(kv_heads)]
-        self.norm = RMSNorm(
-            parameters, f"model.layers.{layer}.input_layernorm", config.hidden_size, config.rms_norm_eps
-        )
+        self.norm = _norm(config, parameters, f"model.layers.{layer}.input_layernorm")
         self.qkv = ColumnParallelLinear(
             parameters,
             config.hidden_size,
@@ -67,14 +65,13 @@ class SelfAttention:
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, then keep only `rows` if given."""
-        qkv, residual = project(self.norm, self.qkv, x, residual)
+        qkv, residual = self.qkv.weight.normed_product(PreNorm(self.norm, x, residual), self.qkv.bias)
         q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
         rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
-        may_quantize = rows is None and takes_blocks(self.out.weight)
+        may_quantize = rows is None and self.out.weight.form is InputForm.FP8_BLOCKS
         heads = attention.attend(self._layer, q, k, v, rotation, may_quantize=may_quantize)
         if rows is not None:
-            assert isinstance(heads, torch.Tensor)
-            heads, residual = heads[rows], residual[rows]
+            heads, residual = wide(heads)[rows], residual[rows]
         return self.out.forward(heads), residual
 
 
@@ -82,7 +79,7 @@ class FeedForward:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         name = f"model.layers.{layer}.mlp"
         size = config.intermediate_size
-        self.norm = _feed_forward_norm(config, parameters, layer)
+        self.norm = _norm(config, parameters, f"model.layers.{layer}.post_attention_layernorm")
         self._activation = GATED_ACTIVATIONS[config.activation]
         self.gate_up = ColumnParallelLinear(
             parameters,
@@ -95,9 +92,8 @@ class FeedForward:
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        inner, residual = project_gated(
-            self.norm, self.gate_up, self._activation, x, residual, consumer=self.down.weight
-        )
+        block, both = PreNorm(self.norm, x, residual), self.gate_up
+        inner, residual = both.weight.gated_product(block, both.bias, self._activation, self.down.weight)
         return self.down.forward(inner), residual
 
 
@@ -108,13 +104,13 @@ class SparseFeedForward:
         self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
     ) -> None:
         name = f"model.layers.{layer}.mlp"
-        self.norm = _feed_forward_norm(config, parameters, layer)
+        self.norm = _norm(config, parameters, f"model.layers.{layer}.post_attention_layernorm")
         self._parallel = parallel
         self._moe = moe
         self._activation = GATED_ACTIVATIONS[config.activation]
         hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
-        self.router = parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden)
-        self.experts = new_experts(
+        self.router = DenseWeight(parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden))
+        self.experts = allocate_experts(
             parameters,
             f"{name}.experts",
             moe.num_experts,
@@ -125,7 +121,7 @@ class SparseFeedForward:
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, logits, residual = normalize_and_project(self.norm, self.router, x, residual)
+        x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual))
         out = mixture_of_experts(
             x,
             logits,
@@ -200,7 +196,7 @@ class Decoder:
         )
         self.rotary = Rotary(config.rope, config.head_dim, max_position or config.max_model_len, device)
         self.layers = [DecoderLayer(config, parallel, self.parameters, i) for i in range(config.num_layers)]
-        self.norm = RMSNorm(self.parameters, "model.norm", config.hidden_size, config.rms_norm_eps)
+        self.norm = _norm(config, self.parameters, "model.norm")
         if config.tied_embeddings:
             self.head = LMHead(self.embedding.weight, shard)
         else:
@@ -237,9 +233,8 @@ class Decoder:
         return self.head.forward(hidden)
 
 
-def _feed_forward_norm(config: ModelConfig, parameters: Parameters, layer: int) -> RMSNorm:
-    name = f"model.layers.{layer}.post_attention_layernorm"
-    return RMSNorm(parameters, name, config.hidden_size, config.rms_norm_eps)
+def _norm(config: ModelConfig, parameters: Parameters, name: str) -> RMSNorm:
+    return RMSNorm(parameters.replicated(f"{name}.weight", config.hidden_size), config.rms_norm_eps)
 
 
 def local_kv_heads(config: ModelConfig, parallel: TensorParallel) -> slice:

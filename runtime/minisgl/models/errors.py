@@ -1,9 +1,5 @@
-"""Errors about checkpoints."""
+"""Errors about checkpoints, which are defined where their formats are read."""
 
-from __future__ import annotations
+from minisgl.layers.weights.errors import ModelError
 
-from minisgl.errors import CodedError
-
-
-class ModelError(CodedError):
-    """The checkpoint cannot be served with these options."""
+__all__ = ["ModelError"]

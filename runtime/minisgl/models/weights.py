@@ -14,16 +14,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from minisgl.kernels.fp8_rows import E4M3_NAN
-from minisgl.kernels.int4_words import OUTPUTS, pack_scales, pack_words
-from minisgl.layers.dequantize import dequantize, read_int4
-from minisgl.layers.parameters import Parameters, Source
-from minisgl.layers.quantization import BLOCK, Int4Groups, WeightFormat
-from minisgl.layers.quantize_channels import quantize_channels
+from minisgl.layers.weights.allocate import KINDS
+from minisgl.layers.weights.formats import BLOCK, WeightFormat, unsupported_quantization
+from minisgl.layers.weights.parameters import Parameters, Source
+from minisgl.layers.weights.weight import NotFiniteError
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
 from minisgl.models.errors import ModelError
 from minisgl.models.kv_scales import is_kv_scale
-from minisgl.models.quantization_fields import unsupported_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 _CHUNK_WEIGHTS: Final = 1 << 24
-"""Weights that are dequantized at a time: the numbers in between take many times the memory of the stored ones."""
+"""Quantized weights that are read at a time: the numbers in between take many times the memory of the stored ones."""
 
 
 class _Read(NamedTuple):
@@ -107,33 +104,11 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
     with torch.inference_mode(), ExitStack() as stack:
         files = _OpenFiles(stack)
         for read in batch:
-            if read.source.scales is not None:
-                if isinstance(read.source.format, Int4Groups):
-                    _pack(read, read.source.format, read.source.scales, files)
-                else:
-                    _quantize(read, read.source.scales, files)
-            elif read.source.format is None:
+            if read.source.format is None:
                 read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
-                _check_finite(read)
             else:
-                _dequantize(read, read.source.format, files)
+                _fill(read, read.source.format, files)
             advance(read.num_bytes)
-
-
-def _check_finite(read: _Read) -> None:
-    """Raise ModelError for FP8 weights and scales that are not finite: they come from damaged files or tools, and
-    make every answer garbage."""
-    source = read.source
-    if source.into.dtype == torch.float8_e4m3fn:
-        finite = bool(((source.into.view(torch.uint8) & E4M3_NAN) != E4M3_NAN).all())
-    elif source.name.endswith(("weight_scale_inv", "weight_scale")):
-        finite = bool(source.into.isfinite().all())
-    else:
-        return
-    if not finite:
-        raise ModelError(
-            "corrupt_checkpoint", f"{read.file}: {source.name} has values that are not finite; download the file again"
-        )
 
 
 class _OpenFiles:
@@ -158,13 +133,22 @@ class _OpenFiles:
         return tensor
 
 
-def _dequantize(read: _Read, weights: WeightFormat, files: _OpenFiles) -> None:
-    """Fill a parameter with dequantized weights, some rows at a time. Raises ModelError."""
-    source = read.source
+def _fill(read: _Read, stored: WeightFormat, files: _OpenFiles) -> None:
+    """Fill a parameter with a quantized weight, some rows at a time. Raises ModelError."""
+    source, device = read.source, read.source.into.device
     layer = source.name.removesuffix("weight")
 
     def tensor(suffix: str, *take: slice) -> torch.Tensor:
-        return files.read(read.stored, f"{layer}{suffix}", take).to(source.into.device)
+        return files.read(read.stored, f"{layer}{suffix}", take).to(device)
+
+    def fill(part: slice, place: slice) -> None:
+        if source.kept is not None:
+            source.kept.load(stored, tensor, part, columns, place)
+            return
+        values = KINDS[type(stored)].dequantize(stored, tensor, part, columns)
+        if not bool(values.isfinite().all()):
+            raise NotFiniteError("weight")
+        source.into[place].copy_(values)
 
     rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
     # Whole blocks, so that no scale is read twice.
@@ -172,64 +156,18 @@ def _dequantize(read: _Read, weights: WeightFormat, files: _OpenFiles) -> None:
     for begin in range(rows.start, rows.stop, step):
         part = slice(begin, min(begin + step, rows.stop))
         try:
-            values = dequantize(weights, tensor, part, columns)
-        except ValueError as error:
-            raise _unusable(read, error) from error
-        if not bool(values.isfinite().all()):
+            fill(part, slice(begin - rows.start, part.stop - rows.start))
+        except NotFiniteError as error:
             raise ModelError(
                 "corrupt_checkpoint",
-                f"{read.file}: the quantized weight {source.name} has values that are not finite; download the file "
-                "again",
-            )
-        source.into[begin - rows.start : part.stop - rows.start].copy_(values)
-
-
-def _quantize(read: _Read, scales: torch.Tensor, files: _OpenFiles) -> None:
-    """Fill a parameter with weights that are quantized on its device, some rows at a time. Raises ModelError."""
-    source = read.source
-    rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
-    step = max(_CHUNK_WEIGHTS // source.shape[1], 1)
-    for begin in range(rows.start, rows.stop, step):
-        part = slice(begin, min(begin + step, rows.stop))
-        place = slice(begin - rows.start, part.stop - rows.start)
-        weight = files.read(read.stored, source.name, (part, columns)).to(source.into.device)
-        try:
-            quantized = quantize_channels(weight)
+                f"{read.file}: {layer}{error} has values that are not finite; download the file again",
+            ) from error
         except ValueError as error:
             raise ModelError(
-                "corrupt_checkpoint", f"{read.file}: {source.name} cannot be quantized: {error}; download it again"
+                "corrupt_checkpoint",
+                f"{read.file}: {source.name} cannot be used: {error}; download the file again, or use another "
+                "checkpoint",
             ) from error
-        source.into[place].copy_(quantized.values)
-        scales[place].copy_(quantized.scales)
-
-
-def _pack(read: _Read, weights: Int4Groups, scales: torch.Tensor, files: _OpenFiles) -> None:
-    """Fill a parameter with numbers of 4 bits, some rows at a time. Raises ModelError."""
-    source = read.source
-    layer = source.name.removesuffix("weight")
-
-    def tensor(suffix: str, *take: slice) -> torch.Tensor:
-        return files.read(read.stored, f"{layer}{suffix}", take).to(source.into.device)
-
-    rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
-    step = max(_CHUNK_WEIGHTS // source.shape[1] // OUTPUTS, 1) * OUTPUTS
-    for begin in range(rows.start, rows.stop, step):
-        part = slice(begin, min(begin + step, rows.stop))
-        place = slice((begin - rows.start) // OUTPUTS, (part.stop - rows.start) // OUTPUTS)
-        try:
-            found = read_int4(weights, tensor, part, columns)
-        except ValueError as error:
-            raise _unusable(read, error) from error
-        source.into[place].copy_(pack_words(found.numbers))
-        scales[place].copy_(pack_scales(found.scales, found.zeros))
-
-
-def _unusable(read: _Read, reason: ValueError) -> ModelError:
-    return ModelError(
-        "corrupt_checkpoint",
-        f"{read.file}: the quantized weight {read.source.name} cannot be used: {reason}; download the file again, or "
-        "use another checkpoint",
-    )
 
 
 def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -> None:

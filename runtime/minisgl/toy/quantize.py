@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import singledispatch
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
+from minisgl.layers.weights.formats import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
 
 _E4M3_MAX: Final = 448.0
 _AWQ_CHANNELS: Final = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -60,17 +61,15 @@ class QuantizedWeight(NamedTuple):
     """The weight that they stand for."""
 
 
+@singledispatch
 def quantize(weights: WeightFormat, weight: torch.Tensor, scale_type: torch.dtype = torch.bfloat16) -> QuantizedWeight:
     """Quantize a weight [out, in] of any float type, in float32. `scale_type`: type of scales outside FP8 blocks."""
+    raise TypeError(f"no function is registered for {weights.name}")
+
+
+@quantize.register
+def _fp8_blocks(weights: Fp8Blocks, weight: torch.Tensor, scale_type: torch.dtype = torch.bfloat16) -> QuantizedWeight:
     wide = weight.float()
-    if isinstance(weights, Fp8Blocks):
-        return _fp8_blocks(wide)
-    if isinstance(weights, Fp8Channels):
-        return _fp8_channels(weights, wide, scale_type)
-    return _int4_groups(weights, wide, scale_type)
-
-
-def _fp8_blocks(wide: torch.Tensor) -> QuantizedWeight:
     rows, columns = wide.shape
     padded = torch.zeros(-(-rows // BLOCK) * BLOCK, -(-columns // BLOCK) * BLOCK)
     padded[:rows, :columns] = wide
@@ -81,7 +80,11 @@ def _fp8_blocks(wide: torch.Tensor) -> QuantizedWeight:
     return QuantizedWeight({"weight": stored, "weight_scale_inv": scale}, stored.float() * spread)
 
 
-def _fp8_channels(weights: Fp8Channels, wide: torch.Tensor, scale_type: torch.dtype) -> QuantizedWeight:
+@quantize.register
+def _fp8_channels(
+    weights: Fp8Channels, weight: torch.Tensor, scale_type: torch.dtype = torch.bfloat16
+) -> QuantizedWeight:
+    wide = weight.float()
     largest = wide.abs().amax().view(1) if weights.per_tensor else wide.abs().amax(1, keepdim=True)
     scale = (largest / _E4M3_MAX).to(scale_type)
     stored = (wide / scale.float()).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
@@ -92,7 +95,11 @@ def _fp8_channels(weights: Fp8Channels, wide: torch.Tensor, scale_type: torch.dt
     return QuantizedWeight(tensors, stored.to(scale_type) * scale)
 
 
-def _int4_groups(weights: Int4Groups, wide: torch.Tensor, scale_type: torch.dtype) -> QuantizedWeight:
+@quantize.register
+def _int4_groups(
+    weights: Int4Groups, weight: torch.Tensor, scale_type: torch.dtype = torch.bfloat16
+) -> QuantizedWeight:
+    wide = weight.float()
     rows, columns = wide.shape
     size = weights.group_size
     groups = wide.view(rows, columns // size, size)

@@ -26,7 +26,7 @@ def test_close_frees_weights_and_pool(checkpoint: Path, collected: bool) -> None
     kv, model = engine.runner.kv, engine.runner._model
     left = [
         weakref.ref(tensor)
-        for tensor in (kv.keys, kv.values, model.embedding.weight, model.layers[0].attention.qkv.weight)
+        for tensor in (kv.keys, kv.values, model.embedding.weight, model.layers[0].attention.qkv.weight.values)
     ]
     del kv, model
     # Immediately, without a garbage collection: the next engine measures the free memory.

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from minisgl.kernels.norm import add_rms_norm, rms_norm
 from minisgl.kernels.rotation import Rotation, rotate
 from minisgl.layers.activation import GATED_ACTIVATIONS
-from minisgl.layers.parameters import Parameters
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary, inverse_frequencies
+from minisgl.layers.weights.parameters import Parameters
 
 CPU = torch.device("cpu")
 

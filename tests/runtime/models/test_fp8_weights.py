@@ -11,17 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers import parameters
-from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.new_weight import Weight
+from minisgl.layers.weights import parameters
+from minisgl.layers.weights.allocate import Experts
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.fp8 import Fp8Weight
+from minisgl.layers.weights.weight import Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, DecoderLayer, FeedForward, SparseFeedForward
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
-from minisgl.moe.new_experts import Experts
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS
 from minisgl.toy.tiny import write_tiny_checkpoint
-from support.numerics.fake_quantization import fake_quantized
+from support.numerics.fake_quantization import Rounding, fake_quantized
 from support.numerics.ranks import all_logits, load, run_ranks
 
 SEQUENCES = [[1, 2, 3], list(range(40, 140))]
@@ -80,8 +81,9 @@ def test_experts_stay_in_blocks_on_each_rank(size: int, tmp_path: Path, stays_fp
     checkpoint = write(tmp_path, "qwen3-moe", **MOE)
     stays_fp8(False)
     dense = load(checkpoint).layers[0].feed_forward
-    assert isinstance(dense, SparseFeedForward) and isinstance(dense.experts.gate_up, torch.Tensor)
-    gates, ups = dense.experts.gate_up.chunk(2, 1)
+    assert isinstance(dense, SparseFeedForward) and isinstance(dense.experts.gate_up, DenseWeight)
+    assert isinstance(dense.experts.down, DenseWeight)
+    gates, ups = dense.experts.gate_up.values.chunk(2, 1)
     stays_fp8(True)
 
     def experts(parallel: TensorParallel) -> Experts:
@@ -94,8 +96,8 @@ def test_experts_stay_in_blocks_on_each_rank(size: int, tmp_path: Path, stays_fp
     for rank, ours in enumerate(run_ranks(size, tmp_path, experts)):
         assert isinstance(ours.gate_up, Fp8Weight) and isinstance(ours.down, Fp8Weight)
         expected = torch.cat([gates.chunk(size, 1)[rank], ups.chunk(size, 1)[rank]], 1)
-        assert torch.equal(ours.gate_up.dequantized(), expected)
-        assert torch.equal(ours.down.dequantized(), dense.experts.down.chunk(size, 2)[rank])
+        assert torch.equal(ours.gate_up.dequantized(torch.float32), expected)
+        assert torch.equal(ours.down.dequantized(torch.float32), dense.experts.down.values.chunk(size, 2)[rank])
 
 
 def test_experts_in_blocks_give_finite_logits(tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
@@ -124,7 +126,7 @@ def test_experts_without_kernels_are_dequantized(kind: str, tmp_path: Path, stay
     model = load(checkpoint)
     first, second = (layer.feed_forward for layer in model.layers)
     assert isinstance(first, SparseFeedForward) and isinstance(second, SparseFeedForward)
-    assert isinstance(first.experts.gate_up, torch.Tensor) and isinstance(first.experts.down, torch.Tensor)
+    assert isinstance(first.experts.gate_up, DenseWeight) and isinstance(first.experts.down, DenseWeight)
     assert isinstance(second.experts.gate_up, Fp8Weight) is (kind == "one expert")
     assert all_logits(model, SEQUENCES).isfinite().all()
 
@@ -151,7 +153,7 @@ def test_a_fused_projection_that_is_quantized_in_part_is_dequantized(
     ignored = {"quantization_config": {"modules_to_not_convert": ["k_proj"]}}
     config = ModelConfig.read(checkpoint, ignored)
     model = Decoder(config, TensorParallel(), torch.float32, "cpu")
-    assert isinstance(model.layers[0].attention.qkv.weight, torch.Tensor)
+    assert isinstance(model.layers[0].attention.qkv.weight, DenseWeight)
     assert isinstance(model.layers[0].attention.out.weight, Fp8Weight)
 
 
@@ -198,10 +200,10 @@ def write_plain(folder: Path, arch: str, **sizes: int) -> Path:
 def copy_weights(dense: DecoderLayer, kept: DecoderLayer) -> None:
     """Fill the weights of `dense` with those of `kept`, from which they differ by rounding."""
     for ours, theirs in zip(weights_of(dense), weights_of(kept), strict=True):
-        assert isinstance(ours, torch.Tensor) and isinstance(theirs, Fp8Weight)
-        exact = theirs.dequantized()
-        assert (ours - exact).norm() < 3e-3 * exact.norm()
-        ours.copy_(exact)
+        assert isinstance(ours, Rounding) and isinstance(theirs, Fp8Weight)
+        exact = theirs.dequantized(torch.float32)
+        assert (ours.values - exact).norm() < 3e-3 * exact.norm()
+        ours.values.copy_(exact)
 
 
 def weights_of(layer: DecoderLayer) -> list[Weight]:
@@ -252,7 +254,7 @@ def test_weights_quantized_while_loading_are_near_the_original(arch: str, tmp_pa
     quantized = load(checkpoint, config=ModelConfig.read(checkpoint, quantization="fp8"))
     logits = all_logits(quantized, SEQUENCES)
     assert 0.003 < (logits - expected).norm() / expected.norm() < 0.2
-    assert torch.equal(quantized.head.weight, load(checkpoint).head.weight)
+    assert torch.equal(quantized.head.weight.values, load(checkpoint).head.weight.values)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -269,10 +271,10 @@ def test_weights_of_any_type_are_quantized_as_they_are_stored(
     rounded = (stored.float() / scales).to(torch.float8_e4m3fn).float() * scales
     stays_fp8(True)
     kept = load(checkpoint, config=config).layers[0].attention.out.weight
-    assert isinstance(kept, Fp8Weight) and torch.equal(kept.dequantized(), rounded)
+    assert isinstance(kept, Fp8Weight) and torch.equal(kept.dequantized(torch.float32), rounded)
     stays_fp8(False)
     dense = load(checkpoint, config=config).layers[0].attention.out.weight
-    assert isinstance(dense, torch.Tensor) and torch.allclose(dense, rounded, rtol=1e-6)
+    assert isinstance(dense, DenseWeight) and torch.allclose(dense.values, rounded, rtol=1e-6)
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
@@ -311,5 +313,5 @@ def test_random_channels_give_finite_logits(kind: str, tmp_path: Path, stays_fp8
     fill_random(model.parameters)
     for weight in (model.layers[0].feed_forward.gate_up.weight, model.layers[0].feed_forward.down.weight):
         assert isinstance(weight, Fp8Weight)
-        assert 0.5 < float(weight.dequantized().std() * weight.shape[1] ** 0.5) < 2
+        assert 0.5 < float(weight.dequantized(torch.float32).std() * weight.values.shape[1] ** 0.5) < 2
     assert all_logits(model, SEQUENCES).isfinite().all()

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
-from minisgl.layers import parameters
-from minisgl.layers.int4_weight import Int4Weight
+from minisgl.layers.weights import parameters
+from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.errors import ModelError
@@ -104,8 +104,7 @@ def test_experts_have_the_dequantized_weights_rounded_once(
 
     def weights(parallel: TensorParallel) -> list[torch.Tensor]:
         experts = load(checkpoint, parallel).layers[1].feed_forward.experts
-        kept = [each.dequantized() for each in experts if isinstance(each, Int4Weight)]
-        return kept or [each.to(torch.bfloat16) for each in experts]
+        return [each.dequantized(torch.bfloat16) for each in experts]
 
     keep(monkeypatch, on=False)
     expected = run_ranks(size, tmp_path, weights)
@@ -145,5 +144,5 @@ def test_random_weights_give_finite_logits(tmp_path: Path, monkeypatch: pytest.M
     fill_random(model.parameters)
     weight = model.layers[0].feed_forward.gate_up.weight
     assert isinstance(weight, Int4Weight)
-    assert 0.8 < float(weight.dequantized().float().std() * 256**0.5) < 1.25
+    assert 0.8 < float(weight.dequantized(torch.float32).std() * 256**0.5) < 1.25
     assert all_logits(model, SEQUENCES).isfinite().all()

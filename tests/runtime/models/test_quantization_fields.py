@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from minisgl.layers.quantization import Fp8Blocks, Fp8Channels, Int4Groups, Quantization, WeightFormat
+from minisgl.layers.weights.formats import (
+    Fp8Blocks,
+    Fp8Channels,
+    Int4Groups,
+    Quantization,
+    WeightFormat,
+    read_quantization,
+)
 from minisgl.models.checkpoint import stored_tensors
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
-from minisgl.models.quantization_fields import read_quantization
 
 QWEN3_FP8: dict[str, Any] = {
     "activation_scheme": "dynamic",

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.hub.check import check_checkpoint
-from minisgl.layers.dequantize import dequantize
-from minisgl.layers.quantization import Int4Groups
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.formats import Int4Groups
+from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.errors import ModelError
@@ -93,7 +94,7 @@ def test_any_part_of_a_weight_can_be_dequantized(layout: str, symmetric: bool) -
 
     everything = slice(0, 96), slice(0, 512)
     for rows, columns in (everything, (slice(3, 50), slice(130, 390)), (slice(8, 9), slice(511, 512))):
-        assert torch.equal(dequantize(weights, read, rows, columns), stored.dense[rows, columns])
+        assert torch.equal(Int4Weight.dequantize(weights, read, rows, columns), stored.dense[rows, columns])
 
 
 @pytest.mark.parametrize("layout", ["compressed-tensors", "awq", "gptq"])
@@ -108,7 +109,9 @@ def test_weights_packed_by_the_tool_of_a_format_are_bitwise_those_that_it_dequan
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
         name: spec.shape for name, spec in specs.items()
     }
-    ours = dequantize(weights, lambda suffix, *take: tensors[suffix][take], slice(0, rows), slice(0, columns))
+    ours = Int4Weight.dequantize(
+        weights, lambda suffix, *take: tensors[suffix][take], slice(0, rows), slice(0, columns)
+    )
     assert ours.dtype == dense.dtype == torch.float16
     assert torch.equal(ours, dense)
     assert len(dense.unique()) > 500
@@ -118,7 +121,9 @@ def test_weights_packed_by_the_tool_of_a_format_are_bitwise_those_that_it_dequan
 def test_a_zero_point_of_zero_is_read(plain_zeros: bool) -> None:
     weights = Int4Groups("gptq", 64, symmetric=False, plain_zeros=plain_zeros)
     stored = quantize(weights, torch.rand(16, 128) + 0.1, torch.float16)
-    ours = dequantize(weights, lambda suffix, *take: stored.tensors[suffix][take], slice(0, 16), slice(0, 128))
+    ours = Int4Weight.dequantize(
+        weights, lambda suffix, *take: stored.tensors[suffix][take], slice(0, 16), slice(0, 128)
+    )
     assert torch.equal(ours, stored.dense)
     assert float(ours.min()) >= 0
 
@@ -146,9 +151,10 @@ def test_a_fused_projection_may_be_quantized_in_part(tmp_path: Path) -> None:
     )
     original = write_tiny_checkpoint(tmp_path / "plain", "qwen2")
     key = slice(128, 192)
-    first = load(checkpoint).layers[0].attention.qkv.weight
-    assert torch.equal(first[key], load(original).layers[0].attention.qkv.weight[key])
-    assert not torch.equal(first[:128], load(original).layers[0].attention.qkv.weight[:128])
+    first, plain = (load(each).layers[0].attention.qkv.weight for each in (checkpoint, original))
+    assert isinstance(first, DenseWeight) and isinstance(plain, DenseWeight)
+    assert torch.equal(first.values[key], plain.values[key])
+    assert not torch.equal(first.values[:128], plain.values[:128])
 
 
 @pytest.mark.parametrize(

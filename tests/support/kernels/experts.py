@@ -9,8 +9,8 @@ import torch
 from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
 from minisgl.kernels.int4_words import pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.layers.activation import silu_and_mul
-from minisgl.layers.fp8_weight import Fp8Weight
-from minisgl.layers.int4_weight import Int4Weight
+from minisgl.layers.weights.fp8 import Fp8Weight
+from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.moe.experts import experts_one_by_one
 
 
@@ -57,7 +57,7 @@ def in_int4(weight: torch.Tensor, group_size: int) -> Int4Weight:
 
 def exact_int4(weight: Int4Weight) -> torch.Tensor:
     """[experts, out, in] in float32."""
-    numbers = unpack_words(weight.words.flatten(0, 1))
+    numbers = unpack_words(weight.values.flatten(0, 1))
     scales, zeros = unpack_scales(weight.scales.flatten(0, 1))
     groups = numbers.unflatten(1, (scales.shape[1], -1)) - zeros[..., None]
     exact: torch.Tensor = (groups * scales[..., None]).view(weight.shape)

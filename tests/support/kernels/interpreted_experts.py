@@ -58,12 +58,12 @@ def error(case: Case) -> float:
         assert fits(x, fp8_down.values)
         scales = Scales(fp8_gate_up.scales, fp8_down.scales)
         ours = run_experts_cuda(x, shares, experts, fp8_gate_up.values, fp8_down.values, scales)
-        gate_up, down = fp8_gate_up.dequantized(), fp8_down.dequantized()
+        gate_up, down = (each.dequantized(torch.float32) for each in (fp8_gate_up, fp8_down))
     elif case.int4:
         int4_gate_up, int4_down = in_int4(gate_up, case.int4), in_int4(down, case.int4)
-        assert fits(x, int4_down.words)
+        assert fits(x, int4_down.values)
         scales = Scales(int4_gate_up.scales, int4_down.scales)
-        ours = run_experts_cuda(x, shares, experts, int4_gate_up.words, int4_down.words, scales)
+        ours = run_experts_cuda(x, shares, experts, int4_gate_up.values, int4_down.values, scales)
         gate_up, down = exact_int4(int4_gate_up), exact_int4(int4_down)
     else:
         assert fits(x, down)

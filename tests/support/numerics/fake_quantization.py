@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 
 from minisgl.kernels.fp8_rows import Fp8Rows, dequantize_rows
 from minisgl.kernels.quantize_rows import quantize_rows
-from minisgl.layers.fp8_weight import Activations, Fp8Weight, fp8_product
-from minisgl.layers.linear import linear
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.fp8 import Fp8Weight
+from minisgl.layers.weights.inputs import Input, wide
+from minisgl.layers.weights.weight import Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, FeedForward
 from support.numerics.ranks import load
@@ -40,8 +43,8 @@ def fake_quantized(
         assert isinstance(layer.feed_forward, FeedForward)
         layers = layer.attention.qkv, layer.attention.out, layer.feed_forward.gate_up, layer.feed_forward.down
         for each in layers:
-            assert isinstance(each.weight, torch.Tensor)
-            each.forward = partial(_product, each.weight, each.bias, per_row, order)  # type: ignore[method-assign]
+            assert isinstance(each.weight, DenseWeight)
+            each.weight = Rounding(each.weight.values, per_row, order)
     return model
 
 
@@ -50,27 +53,37 @@ def record_quantized_inputs() -> Iterator[list[torch.Tensor]]:
     """Record the rounded inputs of each product with an FP8 weight: float32 on the CPU, in the order of products."""
     recorded: list[torch.Tensor] = []
 
+    product = Fp8Weight.product
+
     def recording(
-        x: Activations, weight: Fp8Weight, bias: torch.Tensor | None = None, *, in_parts: bool = False
+        weight: Fp8Weight, x: Input, bias: torch.Tensor | None = None, *, in_parts: bool = False
     ) -> torch.Tensor:
         rows = x if isinstance(x, Fp8Rows) else quantize_rows(x, per_row=weight.per_channel)
         recorded.append(dequantize_rows(rows).float().cpu())
-        return fp8_product(x, weight, bias, in_parts=in_parts)
+        return product(weight, x, bias, in_parts=in_parts)
 
-    with mock.patch("minisgl.layers.linear.fp8_product", recording):
+    with mock.patch.object(Fp8Weight, "product", recording):
         yield recorded
 
 
-def _product(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    per_row: bool,
-    order: Iterator[torch.Tensor] | None,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    rounded = dequantize_rows(quantize_rows(x, per_row=per_row))
-    if order is not None:
-        theirs = next(order)
-        assert (theirs - x).norm() <= 1.05 * (rounded - x).norm(), "the recorded inputs are not these, rounded to FP8"
-        rounded = theirs
-    return linear(rounded, weight, bias)
+@dataclass(frozen=True, eq=False)
+class Rounding(Weight):
+    """A weight in the model's dtype whose product rounds its input to FP8."""
+
+    values: torch.Tensor
+    per_row: bool
+    order: Iterator[torch.Tensor] | None
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.values.to(dtype)
+
+    def product(self, x: Input, bias: torch.Tensor | None = None, *, in_parts: bool = False) -> torch.Tensor:
+        x = wide(x)
+        rounded = dequantize_rows(quantize_rows(x, per_row=self.per_row))
+        if self.order is not None:
+            theirs = next(self.order)
+            assert (theirs - x).norm() <= 1.05 * (rounded - x).norm(), (
+                "the recorded inputs are not these, rounded to FP8"
+            )
+            rounded = theirs
+        return F.linear(rounded, self.values, bias)

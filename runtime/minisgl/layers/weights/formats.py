@@ -1,13 +1,157 @@
-"""Quantization of a checkpoint, from `quantization_config` in its config.json."""
+"""Quantization of a checkpoint, from `quantization_config` in its config.json: which layers are quantized, and the
+tensors that store one. Does not import torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
-from minisgl.layers.quantization import BLOCK, Fp8Blocks, Fp8Channels, Int4Groups, Quantization, WeightFormat
-from minisgl.models.errors import ModelError
+import msgspec
+
+from minisgl.layers.weights.errors import ModelError
+
+FLOATS: Final = ("F32", "BF16", "F16")
+"""safetensors' names of the element types of weights and scales."""
+BLOCK: Final = 128
+"""Rows and columns of a block of FP8 weights that share a scale."""
+
+
+class TensorSpec(NamedTuple):
+    """Shape of a tensor in a checkpoint, and the element types that it may have."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = FLOATS
+
+
+class WeightCost(NamedTuple):
+    """Cost of a weight in products on a Hopper GPU."""
+
+    item_bytes: float
+    """Bytes of a number, with its share of the scales of a group."""
+    speed: float
+    """Operations per second, relative to bfloat16."""
+
+
+class WeightFormat(Protocol):
+    """How a checkpoint stores the weight [out, in] of a layer. `allocate.KINDS` has the class that reads it."""
+
+    @property
+    def name(self) -> str:
+        """Short name for logs and reports, as `fp8-block` or `int4`."""
+        ...
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        """Tensors of one layer by the suffix of their names."""
+        ...
+
+    def kept_cost(self, *, experts: bool) -> WeightCost | None:
+        """Cost of weights of `experts`, or of other layers, that stay as they are stored; None: they are
+        dequantized."""
+        ...
+
+
+_FP8_COST: Final = WeightCost(1.0, 2.0)
+
+
+class Fp8Blocks(msgspec.Struct, frozen=True):
+    """FP8 (e4m3) with one scale per block of 128 × 128 weights."""
+
+    name: ClassVar[str] = "fp8-block"
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        blocks = -(-out_features // BLOCK), -(-in_features // BLOCK)
+        return {
+            "weight": TensorSpec((out_features, in_features), ("F8_E4M3",)),
+            "weight_scale_inv": TensorSpec(blocks),
+        }
+
+    def kept_cost(self, *, experts: bool) -> WeightCost | None:
+        return _FP8_COST
+
+
+class Fp8Channels(msgspec.Struct, frozen=True):
+    """FP8 (e4m3) with one scale per output channel or, with `per_tensor`, one in all."""
+
+    name: ClassVar[str] = "fp8"
+    per_tensor: bool = False
+    static_inputs: bool = False
+    """The checkpoint has a scale of each layer's input."""
+    while_loading: bool = False
+    """The checkpoint is not quantized; its weights are, while they are loaded."""
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels take weights as they are; others are dequantized while they are loaded."""
+        return not self.per_tensor and not self.static_inputs
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        if self.while_loading:
+            return {"weight": TensorSpec((out_features, in_features))}
+        scale = {"weight_scale": TensorSpec((1,) if self.per_tensor else (out_features, 1))}
+        inputs = {"input_scale": TensorSpec((1,))} if self.static_inputs else {}
+        return {"weight": TensorSpec((out_features, in_features), ("F8_E4M3",)), **scale, **inputs}
+
+    def kept_cost(self, *, experts: bool) -> WeightCost | None:
+        return _FP8_COST if self.has_kernels and not experts else None
+
+
+class Int4Groups(msgspec.Struct, frozen=True):
+    """Integers of 4 bits, packed into int32; one scale, and without `symmetric` one zero point, per group of inputs of
+    an output channel."""
+
+    name: ClassVar[str] = "int4"
+    layout: Literal["compressed-tensors", "awq", "gptq"]
+    group_size: int
+    symmetric: bool
+    plain_zeros: bool = True
+    """Zero points are stored as they are; GPTQ's first format stores them minus 1."""
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        groups, int32 = in_features // self.group_size, ("I32",)
+        if self.layout == "compressed-tensors":
+            zeros = {} if self.symmetric else {"weight_zero_point": TensorSpec((out_features // 8, groups), int32)}
+            return {
+                "weight_packed": TensorSpec((out_features, in_features // 8), int32),
+                "weight_scale": TensorSpec((out_features, groups)),
+                "weight_shape": TensorSpec((2,), ("I64", "I32")),
+                **zeros,
+            }
+        scales = {
+            "scales": TensorSpec((groups, out_features)),
+            "qzeros": TensorSpec((groups, out_features // 8), int32),
+        }
+        if self.layout == "awq":
+            return {"qweight": TensorSpec((in_features, out_features // 8), int32), **scales}
+        return {
+            "qweight": TensorSpec((in_features // 8, out_features), int32),
+            "g_idx": TensorSpec((in_features,), int32),
+            **scales,
+        }
+
+    def kept_cost(self, *, experts: bool) -> WeightCost | None:
+        return WeightCost(0.5 + 2 / self.group_size, 1.0)
+
+
+class Quantization(msgspec.Struct, frozen=True, kw_only=True):
+    """Quantization of a checkpoint."""
+
+    format: WeightFormat
+    ignored: tuple[str, ...] = ()
+    """Layers that are not quantized: names, or parts of names between dots."""
+    ignored_patterns: tuple[str, ...] = ()
+    """Regular expressions that match the beginning of the names of layers that are not quantized."""
+
+    def format_of(self, layer: str) -> WeightFormat | None:
+        """Format of a linear layer such as `model.layers.0.mlp.up_proj`; None: it is not quantized."""
+        if any(f".{name}." in f".{layer}." for name in self.ignored):
+            return None
+        return None if any(re.match(pattern, layer) for pattern in self.ignored_patterns) else self.format
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
 
 SUPPORTED: Final = (
     "FP8 in blocks of 128 × 128 (quant_method fp8), FP8 per channel or per tensor (compressed-tensors), and INT4 in "
@@ -50,15 +194,9 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
     if not isinstance(found, Mapping):
         raise ModelError("invalid_config", f"config.json: quantization_config is {found!r:.80}, not an object")
     method = found.get("quant_method")
-    readers: Mapping[str, Callable[[Mapping[str, Any]], Quantization | None]] = {
-        "fp8": _fp8,
-        "compressed-tensors": _compressed_tensors,
-        "awq": _awq,
-        "gptq": _gptq,
-    }
-    if not isinstance(method, str) or method not in readers:
+    if not isinstance(method, str) or method not in READERS:
         raise unsupported_quantization(f"{method or 'quant_method missing'}")
-    return readers[method](found)
+    return READERS[method](found)
 
 
 def refuse_modelopt(found: Mapping[str, Any]) -> None:
@@ -246,3 +384,12 @@ def _nested_names(found: Mapping[str, Any], field: str) -> list[str]:
     if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
         raise ModelError("invalid_config", f"config.json: quantization_config's {field} is not a list of lists")
     return [name for group in groups for name in _names({field: group}, field)]
+
+
+READERS: Final[dict[str, Callable[[Mapping[str, Any]], Quantization | None]]] = {
+    "fp8": _fp8,
+    "compressed-tensors": _compressed_tensors,
+    "awq": _awq,
+    "gptq": _gptq,
+}
+"""Readers of `quantization_config` by its `quant_method`."""

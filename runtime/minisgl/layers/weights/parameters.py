@@ -6,15 +6,14 @@ weights, the check of a checkpoint's headers and the writer of tiny checkpoints.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from minisgl.kernels.int4_words import WORD
-from minisgl.layers.quantization import FLOATS, Int4Groups, Quantization, TensorSpec, WeightFormat
+from minisgl.layers.weights.formats import Quantization, TensorSpec, WeightFormat
+from minisgl.layers.weights.weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +27,17 @@ class Source:
     take: tuple[slice, ...]
     """This rank's part of the tensor: one slice per dimension."""
     into: torch.Tensor
-    """View of the parameter, with the shape of the part."""
+    """View of the parameter, with the shape of the part, or the values of `kept`."""
     format: WeightFormat | None = None
-    """Format of a quantized weight, which is dequantized while it is loaded."""
-    dtypes: tuple[str, ...] = FLOATS
-    """Element types that the tensor may have; unused with a format."""
-    scales: torch.Tensor | None = None
-    """Scales of a weight that the loader changes: [rows of the part, 1] float32 where it quantizes the part to FP8,
-    int32 where it packs the numbers of 4 bits in another order, see `kernels/int4_words.py`."""
+    """Format of a quantized weight, also of one that shall be quantized while it is loaded."""
+    kept: QuantizedWeight | None = None
+    """The part of a weight with a format, if it stays quantized; None: it is dequantized."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
         """Tensors of the checkpoint that are read, by name."""
         if self.format is None:
-            return {self.name: TensorSpec(self.shape, self.dtypes)}
+            return {self.name: TensorSpec(self.shape)}
         layer = self.name.removesuffix("weight")
         return {f"{layer}{suffix}": spec for suffix, spec in self.format.tensors(*self.shape).items()}
 
@@ -99,44 +95,31 @@ class Parameters:
         """Format in which the checkpoint stores the weight of a linear layer; None: it is not quantized."""
         return None if self._quantization is None else self._quantization.format_of(layer)
 
-    def add_source(
-        self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice, dtypes: tuple[str, ...] = FLOATS
-    ) -> None:
+    def add_source(self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice) -> None:
         """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
-        self._add(Source(name, shape, take, into, dtypes=dtypes))
+        take += (slice(None),) * (len(shape) - len(take))
+        self._add(Source(name, shape, take, into))
 
-    def add_weight(self, layer: str, shape: tuple[int, int], into: torch.Tensor, *take: slice) -> None:
-        """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
-        quantized it."""
-        stored = self.format_of(layer)
-        if stored is not None:
-            self.num_dequantized += into.numel()
-        self._add(Source(f"{layer}.weight", shape, take, into, stored))
-
-    def add_quantized(
-        self, layer: str, shape: tuple[int, int], into: torch.Tensor, scales: torch.Tensor, *take: slice
+    def add_weight(
+        self,
+        layer: str,
+        shape: tuple[int, int],
+        into: torch.Tensor,
+        *take: slice,
+        kept: QuantizedWeight | None = None,
     ) -> None:
-        """As `add_source`, for the weight [out, in] of a linear layer, which the loader quantizes to FP8, or whose
-        numbers of 4 bits it packs in another order."""
-        kept = self.format_of(layer)
-        self._add(
-            Source(
-                f"{layer}.weight",
-                shape,
-                take,
-                into,
-                format=kept if isinstance(kept, Int4Groups) else None,
-                scales=scales,
-            )
-        )
+        """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
+        quantized it, or `kept`."""
+        stored = self.format_of(layer)
+        if stored is not None and kept is None:
+            self.num_dequantized += into.numel()
+        self._add(Source(f"{layer}.weight", shape, take, into, stored, kept))
 
     def _add(self, source: Source) -> None:
-        take = source.take + (slice(None),) * (len(source.shape) - len(source.take))
-        taken = tuple(len(range(*part.indices(size))) for part, size in zip(take, source.shape, strict=True))
+        taken = tuple(len(range(*part.indices(size))) for part, size in zip(source.take, source.shape, strict=True))
         into = tuple(source.into.shape)
-        packed = source.into.dtype == torch.int32 and math.prod(into) * WORD == math.prod(taken)
-        assert packed or taken == into, f"{source.name}: {taken} does not fill {into}"
-        self.sources.append(replace(source, take=take))
+        assert source.kept is not None or taken == into, f"{source.name}: {taken} does not fill {into}"
+        self.sources.append(source)
 
     def replicated(self, name: str, *shape: int) -> torch.Tensor:
         """Allocate a parameter that every rank holds whole."""

@@ -1,0 +1,85 @@
+"""Allocation of weights: as the checkpoint stores them, where there are kernels for that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.formats import Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
+from minisgl.layers.weights.fp8 import Fp8Weight
+from minisgl.layers.weights.int4 import Int4Weight
+from minisgl.layers.weights.parameters import Parameters
+from minisgl.layers.weights.weight import Matrix, Projection, QuantizedWeight, Weight
+
+KINDS: Final[dict[type[WeightFormat], type[QuantizedWeight]]] = {
+    Fp8Blocks: Fp8Weight,
+    Fp8Channels: Fp8Weight,
+    Int4Groups: Int4Weight,
+}
+"""Class that reads each format, and keeps weights in it."""
+
+
+class Experts(NamedTuple):
+    """Weights of the experts of a layer, both of one kind."""
+
+    gate_up: Weight
+    """[experts, 2 N, hidden]: first the gates, then the gated values."""
+    down: Weight
+    """[experts, hidden, N]."""
+
+
+def allocate(
+    parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice | None = None
+) -> Weight:
+    """Allocate the weight [rows of all projections, columns] and declare what fills it. It stays as it is stored if
+    every projection has the same format, and its class has kernels for this part; else it becomes the model's dtype."""
+    matrix = Matrix(projections, in_features, columns or slice(0, in_features))
+    return _allocate(parameters, [matrix], _kept_format(parameters, [matrix], experts=False), experts=False)
+
+
+def allocate_experts(
+    parameters: Parameters, name: str, count: int, hidden: int, size: int, part: slice, *, keep: bool
+) -> Experts:
+    """The same for `count` experts `{name}.0` … of intermediate `size`, of which this rank holds `part`. `keep`: there
+    may be kernels, which have SiLU."""
+    gate_ups, downs = [], []
+    for index in range(count):
+        expert = f"{name}.{index}"
+        gate, up = (Projection(f"{expert}.{which}", size, part) for which in ("gate_proj", "up_proj"))
+        gate_ups.append(Matrix([gate, up], hidden, slice(0, hidden)))
+        downs.append(Matrix([Projection(f"{expert}.down_proj", hidden, slice(0, hidden))], size, part))
+    stored = _kept_format(parameters, [*gate_ups, *downs], experts=True) if keep else None
+    return Experts(*(_allocate(parameters, each, stored, experts=True) for each in (gate_ups, downs)))
+
+
+def _kept_format(parameters: Parameters, matrices: Sequence[Matrix], *, experts: bool) -> WeightFormat | None:
+    """Format in which all of `matrices` stay; None: they become the model's dtype."""
+    stored = parameters.format_of(matrices[0].projections[0].name)
+    if stored is None or not parameters.keeps_quantized:
+        return None
+    formats = (parameters.format_of(each.name) for matrix in matrices for each in matrix.projections)
+    keeps = KINDS[type(stored)].keeps
+    same = all(each == stored for each in formats)
+    return stored if same and all(keeps(stored, each, experts=experts) for each in matrices) else None
+
+
+def _allocate(
+    parameters: Parameters, matrices: Sequence[Matrix], stored: WeightFormat | None, *, experts: bool
+) -> Weight:
+    shape = *([len(matrices)] if experts else []), *matrices[0].shape
+    kept = None if stored is None else KINDS[type(stored)].new(parameters.new, stored, *shape)
+    values = parameters.new(*shape) if kept is None else kept.values
+    parameters.weights_by_type[parameters.dtype_name if kept is None else kept.type_name] += math.prod(shape)
+    for index, matrix in enumerate(matrices):
+        begin = 0
+        for projection in matrix.projections:
+            place = slice(begin, begin := begin + projection.num_rows)
+            part = kept
+            if part is not None:
+                part = (part.part(index) if experts else part).part(place)
+            into = (values[index] if experts else values)[place] if part is None else part.values
+            full = projection.out_features, matrix.in_features
+            parameters.add_weight(projection.name, full, into, projection.rows, matrix.columns, kept=part)
+    return DenseWeight(values) if kept is None else kept

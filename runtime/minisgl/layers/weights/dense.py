@@ -1,0 +1,88 @@
+"""Weights in the model's dtype."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.layers.weights.inputs import Input, PreNorm, wide
+from minisgl.layers.weights.weight import ExpertKernels, Kernel, Weight
+
+
+@dataclass(frozen=True, eq=False)
+class DenseWeight(Weight):
+    values: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.values,)
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.values.to(dtype)
+
+    def product(self, x: Input, bias: torch.Tensor | None = None, *, in_parts: bool = False) -> torch.Tensor:
+        x = wide(x)
+        for kernel in _kernels() if x.is_cuda else ():
+            if tile := kernel.fits(x, self.values, in_parts and bias is None):
+                return kernel.run(x, self.values, bias, tile)
+        return F.linear(x, self.values, bias)
+
+    def fused(
+        self, block: PreNorm, bias: torch.Tensor | None, *, gated: bool
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not self._fits_norm(block.x):
+            return None
+        from minisgl.kernels.skinny_linear_triton import normed_linear
+
+        (gain, eps), x, residual = block
+        return normed_linear(x, residual, gain, eps, self.values, bias, gated=gated)
+
+    def norm_and_product(self, block: PreNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `normed_product`, for callers that also use the norm: the norm, the product and the sum."""
+        (gain, eps), x, residual = block
+        if not self._fits_norm(x):
+            normed, residual = block.norm.forward(x, residual)
+            return normed, self.product(normed), residual
+        from minisgl.kernels.skinny_linear_triton import normed_linear
+
+        normed = torch.empty_like(x)
+        return normed, *normed_linear(x, residual, gain, eps, self.values, normed=normed)
+
+    def _fits_norm(self, x: torch.Tensor) -> bool:
+        """Whether one kernel computes the norm and the product."""
+        if not x.is_cuda:
+            return False
+        from minisgl.kernels.skinny_linear_triton import fits_normed
+
+        return fits_normed(x, self.values)
+
+    def expert_kernels(self) -> ExpertKernels:
+        from minisgl.kernels import experts_triton as tiles
+        from minisgl.kernels import experts_vector_gluon as vector
+
+        experts, _, width = self.values.shape
+        routing = Kernel(lambda x, top_k: vector.fits(x, experts, top_k, width), vector.run_experts_vector)
+        return ExpertKernels([routing], [Kernel(lambda x, top_k: tiles.fits(x, self.values), tiles.run_experts_cuda)])
+
+
+@functools.cache
+def _kernels() -> Sequence[Kernel]:
+    """`fits(x, w, in_parts)`, `run(x, w, bias, tile)`."""
+    from minisgl.kernels import batch_linear_gluon as batch
+    from minisgl.kernels import skinny_linear_triton as skinny
+
+    def run_skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
+        return skinny.skinny_linear(x, w, bias)
+
+    return (
+        Kernel(lambda x, w, in_parts: skinny.fits_registers(x, w), run_skinny),
+        Kernel(
+            lambda x, w, in_parts: batch.batch_tile(x, w, in_parts=in_parts),
+            lambda x, w, bias, tile: batch.batch_linear(x, w, tile, bias),
+        ),
+        Kernel(lambda x, w, in_parts: skinny.fits(x, w), run_skinny),
+    )
