@@ -50,7 +50,7 @@ class DeviceStep:
     reported_ids: torch.Tensor
     """See `StepProcessors.named`."""
     late_slots: torch.Tensor
-    """[L] slots of late rows"""
+    """[L] slots of constrained rows"""
     page_updates: torch.Tensor
     """[3, U]"""
     new_rows: torch.Tensor

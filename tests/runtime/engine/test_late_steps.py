@@ -34,7 +34,7 @@ def engine(checkpoint: Path) -> Iterator[CpuEngine]:
 
 
 def late_plans(engine: CpuEngine) -> list[StepPlan]:
-    """Two steps of the same late rows."""
+    """Two steps of the same constrained rows."""
     limits = step_limits(engine.runner, max_step_tokens=16, max_model_len=16)
     first = dummy_plan(limits, decode=ROWS, sampling=[Sampling(masks=True)])
     second = dummy_plan(limits, decode=ROWS)
