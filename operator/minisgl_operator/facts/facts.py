@@ -23,30 +23,30 @@ from minisgl_operator.api.objects import (
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
-from minisgl_operator.facts.admission import Admission, admission_of
 from minisgl_operator.facts.autoscaling import Decision, Load, look_again_after, scale_down_at
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.drains import BlockedDrain, blocked_drain
 from minisgl_operator.facts.ended_pods import EndedPod, ended_pod
-from minisgl_operator.facts.gang import GangStarts, is_placed_together
-from minisgl_operator.facts.history import History
 from minisgl_operator.facts.load import load_of
 from minisgl_operator.facts.lost_nodes import Ending, ending, next_ending
 from minisgl_operator.facts.observed import DryRun, Observed
 from minisgl_operator.facts.peer_secret import PeerSecret, peer_secret_of
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
-from minisgl_operator.facts.progress import Progress, progress_of
 from minisgl_operator.facts.replicas import Replica, existing_replicas
-from minisgl_operator.facts.retries import Retry, forgotten_at, retry_of
-from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
+from minisgl_operator.facts.rollout.admission import Admission, admission_of
+from minisgl_operator.facts.rollout.gang import GangStarts, is_placed_together
+from minisgl_operator.facts.rollout.history import History
+from minisgl_operator.facts.rollout.order import replicas_to_replace, revision_has_failed, rollout_blockers
+from minisgl_operator.facts.rollout.progress import Progress, progress_of
+from minisgl_operator.facts.rollout.retries import Retry, forgotten_at, retry_of
+from minisgl_operator.facts.rollout.selection import Rollout, Selection, select
+from minisgl_operator.facts.rollout.surge import Strategy, auto_strategy, surge_end
+from minisgl_operator.facts.rollout.upgrade import Templates, Upgrade, upgrade_of
+from minisgl_operator.facts.rollout.waves import Turn
 from minisgl_operator.facts.routing import Routing
-from minisgl_operator.facts.selection import Rollout, Selection, select
 from minisgl_operator.facts.silent_frontends import SilentFrontend, next_left_out, silent_frontends
-from minisgl_operator.facts.surge import Strategy, auto_strategy, surge_end
-from minisgl_operator.facts.upgrade import Templates, Upgrade, upgrade_of
 from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
-from minisgl_operator.facts.waves import Turn
 from minisgl_operator.render import engine, frontend, model_files, names, render
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate

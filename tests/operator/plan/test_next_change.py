@@ -15,7 +15,7 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER
 from minisgl_operator.facts.nodes import NodeState
 from minisgl_operator.facts.observed import Unreachable
-from minisgl_operator.facts.waves import Turn
+from minisgl_operator.facts.rollout.waves import Turn
 from support.cluster.clock import instants, outcome, recorded
 from support.cluster.guarded_cluster import GuardedCluster
 from support.cluster.inference_models import CLAIM, DEFAULTS, raw_model

@@ -16,8 +16,8 @@ import torch
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.dummy_steps import Sampling, dummy_plan, step_limits
 from minisgl.engine.engine import create_engine
+from minisgl.engine.start.dummy_steps import Sampling, dummy_plan, step_limits
 from minisgl.engine.watched_engine import WatchedEngine
 from minisgl.wire.plan import IntArray, StepPlan
 
