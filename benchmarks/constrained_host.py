@@ -29,7 +29,7 @@ from minisgl.engine.interface import EngineLimits
 from minisgl.engine.tables import Tables
 from minisgl.grammar.build import build
 from minisgl.grammar.grammars import Grammars
-from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.mask_thread import MaskThread, Task
 from minisgl.scheduler.process import scheduler_config
@@ -91,8 +91,8 @@ class _Parts:
             (scheduler, "advance", "advance"),
             (loop, "_fill_others", "begin to fill"),
             (scheduler, "output", "output"),
-            (scheduler, "consume", "consume"),
-            (scheduler, "fill_masks", "fill"),
+            (scheduler.constrained, "consume", "consume"),
+            (scheduler.constrained, "fill_masks", "fill"),
             (loop, "_finish_filling", "finish filling"),
             (loop, "step", "step"),
         ]
@@ -136,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(Path(folder), config)
         vocab, eos = config["vocab_size"], config["vocab_size"] - 300
-        grammars = GrammarThreads(lambda: Grammars(folder, vocab, (eos,)))
+        compiler = ConstraintCompiler(lambda: Grammars(folder, vocab, (eos,)))
         limits = EngineLimits(
             num_pages=64 * args.rows,
             page_size=16,
@@ -149,7 +149,7 @@ def main() -> None:
         for kind, grammar in (("constrained", text), ("free", "")):
             totals: dict[str, list[float]] = defaultdict(list)
             for run in range(args.repeat + 1):
-                times = _run(limits, grammars, grammar, run)
+                times = _run(limits, compiler, grammar, run)
                 # The first run warms up.
                 for part, values in times.items() if run else ():
                     totals[part] += values
@@ -157,11 +157,11 @@ def main() -> None:
             for part, values in totals.items():
                 figures = (quantiles(values, n=10)[0], median(values), fmean(values))
                 print(f"  {part:>16}  {len(values):5}  " + "  ".join(f"{figure:7.1f}" for figure in figures))
-        grammars.close()
+        compiler.close()
 
 
-def _run(limits: EngineLimits, grammars: GrammarThreads, grammar: str, seed: int) -> dict[str, list[float]]:
-    scheduler = Scheduler(scheduler_config(EngineConfig(model=""), limits), grammars=grammars)
+def _run(limits: EngineLimits, compiler: ConstraintCompiler, grammar: str, seed: int) -> dict[str, list[float]]:
+    scheduler = Scheduler(scheduler_config(EngineConfig(model=""), limits), compiler=compiler)
     loop = StepLoop(scheduler, _SamplingEngine(limits, seed))
     draw = np.random.default_rng(seed)
     for row in range(limits.max_running):

@@ -11,8 +11,8 @@ import pytest
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.dummy_steps import PLAIN, Sampling, dummy_plan, step_limits
 from minisgl.engine.engine import create_engine
+from minisgl.engine.start.dummy_steps import PLAIN, Sampling, dummy_plan, step_limits
 from minisgl.toy.tiny import TINY_ARCHS
 from support.numerics.gpu_engine import Answer, answer, assert_equal_where_the_gap_allows, engine_config, run
 from support.numerics.mixed_steps import MixedSteps

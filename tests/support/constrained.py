@@ -73,9 +73,9 @@ class ToyMatcher:
 
 
 class ToyGrammars:
-    """Stands in for `scheduler.compiling.GrammarThreads` and for `grammar.grammars.Grammars`, without threads: requests
-    are compiled by `compile`, or when the step loop has nothing else to do. `at_once`: or when they arrive. Those of
-    the texts `known` are ready."""
+    """Stands in for `scheduler.compiling.ConstraintCompiler` and for `grammar.grammars.Grammars`, without threads:
+    requests are compiled by `compile`, or when the step loop has nothing else to do. `at_once`: or when they arrive.
+    Those of the texts `known` are ready."""
 
     def __init__(self, vocab_size: int, *, at_once: bool = False) -> None:
         self.grammars: Any = self

@@ -39,7 +39,7 @@ def check(scheduler: Scheduler) -> None:
     assert sorted(own) == np.flatnonzero(pool.owner == Owner.ROW).tolist(), "a row's page was not given back"
 
     assert table.num_in_use == len(rows)
-    assert table.num_late == np.count_nonzero(table.late)
+    assert table.num_constrained == np.count_nonzero(table.constrained)
     assert sorted(table._free_rows) == np.flatnonzero(table.phase == Phase.EMPTY).tolist(), (
         "a row is lost or free twice"
     )

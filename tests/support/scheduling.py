@@ -11,7 +11,7 @@ import numpy as np
 
 from minisgl.config import SchedulerConfig
 from minisgl.engine.interface import EngineLimits
-from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.scheduler import Scheduler
@@ -118,7 +118,7 @@ class Harness:
         )
         self.engine = KvEngine(limits)
         self.grammars = ToyGrammars(VOCAB)
-        self.scheduler = Scheduler(self.config, grammars=cast(GrammarThreads, self.grammars))
+        self.scheduler = Scheduler(self.config, compiler=cast(ConstraintCompiler, self.grammars))
         self.timed = TimedEngine(self.engine, step_seconds)
         self.loop = StepLoop(self.scheduler, self.timed, self.timed.clock)
         self.answers: dict[bytes, Answer] = {}

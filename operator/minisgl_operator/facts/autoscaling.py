@@ -80,13 +80,18 @@ def decide(settings: Autoscaling, previous: Decision, load: Load, now: datetime)
     return Decision(target, fewer, since)
 
 
-def until_next_decision(settings: Autoscaling, decision: Decision, load: Load, now: datetime) -> timedelta | None:
-    """Time until a decision is due without an event; None at zero, where only a request changes it."""
+def scale_down_at(settings: Autoscaling, decision: Decision) -> datetime | None:
+    """Time at which replicas are removed unless the load grows; None if all are needed."""
+    since = decision.fewer_since
+    return None if since is None else since + timedelta(seconds=settings.scale_down_delay_seconds)
+
+
+def look_again_after(settings: Autoscaling, decision: Decision, load: Load) -> timedelta | None:
+    """Time after which the load is looked at again, since a report of another load is no event; None at zero, where
+    only a request changes the decision, and that is one."""
     if decision.target == 0:
         return None
     due = [_LOOK_AGAIN]
-    if decision.fewer_since is not None:
-        due.append(decision.fewer_since + timedelta(seconds=settings.scale_down_delay_seconds) - now)
     if settings.min_replicas == 0 and load.idle_seconds is not None:
         due.append(timedelta(seconds=settings.idle_seconds_to_zero - load.idle_seconds))
     return max(min(due), _SOON)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 
 from minisgl_operator.api.objects import Manifest, controller_uid
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.facts.history import History
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pods import component
 from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.facts.rollout.history import History
 from minisgl_operator.render import names
 
 

@@ -23,30 +23,30 @@ from minisgl_operator.api.objects import (
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
-from minisgl_operator.facts.admission import Admission, admission_of
-from minisgl_operator.facts.autoscaling import Decision, Load, until_next_decision
+from minisgl_operator.facts.autoscaling import Decision, Load, look_again_after, scale_down_at
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.drains import BlockedDrain, blocked_drain
 from minisgl_operator.facts.ended_pods import EndedPod, ended_pod
-from minisgl_operator.facts.gang import GangStarts, is_placed_together
-from minisgl_operator.facts.history import History
 from minisgl_operator.facts.load import load_of
-from minisgl_operator.facts.lost_nodes import Ending, ending
+from minisgl_operator.facts.lost_nodes import Ending, ending, next_ending
 from minisgl_operator.facts.observed import DryRun, Observed
 from minisgl_operator.facts.peer_secret import PeerSecret, peer_secret_of
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
-from minisgl_operator.facts.progress import Progress, progress_of
 from minisgl_operator.facts.replicas import Replica, existing_replicas
-from minisgl_operator.facts.retries import Retry, retry_of
-from minisgl_operator.facts.rollout import replicas_to_replace, revision_has_failed, rollout_blockers
+from minisgl_operator.facts.rollout.admission import Admission, admission_of
+from minisgl_operator.facts.rollout.gang import GangStarts, is_placed_together
+from minisgl_operator.facts.rollout.history import History
+from minisgl_operator.facts.rollout.order import replicas_to_replace, revision_has_failed, rollout_blockers
+from minisgl_operator.facts.rollout.progress import Progress, progress_of
+from minisgl_operator.facts.rollout.retries import Retry, forgotten_at, retry_of
+from minisgl_operator.facts.rollout.selection import Rollout, Selection, select
+from minisgl_operator.facts.rollout.surge import Strategy, auto_strategy, surge_end
+from minisgl_operator.facts.rollout.upgrade import Templates, Upgrade, upgrade_of
+from minisgl_operator.facts.rollout.waves import Turn
 from minisgl_operator.facts.routing import Routing
-from minisgl_operator.facts.selection import Rollout, Selection, select
-from minisgl_operator.facts.silent_frontends import SilentFrontend, seconds_until_left_out, silent_frontends
-from minisgl_operator.facts.surge import Strategy, auto_strategy, seconds_until_surge_ends
-from minisgl_operator.facts.upgrade import Templates, Upgrade, upgrade_of
+from minisgl_operator.facts.silent_frontends import SilentFrontend, next_left_out, silent_frontends
 from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
-from minisgl_operator.facts.waves import Turn
 from minisgl_operator.render import engine, frontend, model_files, names, render
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
@@ -65,6 +65,25 @@ class Facts:
     now: datetime
     turn: Turn | None = None
     """The model's turn in an upgrade in waves; None if it has none."""
+
+    @property
+    def next_change(self) -> datetime | None:
+        """Time at which plan or status change without an event; None if they do not. Now, if a dry run or a new attempt
+        is due that was not made."""
+        due = (max(each, self.now) for each in (self.next_check, self.next_retry) if each is not None)
+        coming = (
+            None if self.turn is None else self.turn.opens_at,
+            self.deadline,
+            self.strategy_changes_at,
+            self.gang.next_change,
+            self.next_forgotten,
+            self.next_fetch,
+            self.scale_down_at,
+            next_left_out(self.silent_frontends, self.now),
+            next_ending(self.observed.pods, self.observed.nodes, self.now),
+        )
+        moments = (*due, *(each for each in coming if each is not None and each > self.now))
+        return min(moments, default=None)
 
     @cached_property
     def desired(self) -> dict[Ref, Manifest]:
@@ -205,17 +224,14 @@ class Facts:
         return next(iter(serving), None) if waits else None
 
     @property
-    def seconds_until_check(self) -> float | None:
-        """Seconds until the next dry run; None if none is needed."""
-        retry_at = self.admission.retry_at
-        if self.replica_to_check is None or retry_at is None:
-            return None
-        return max(0.0, (retry_at - self.now).total_seconds())
+    def next_check(self) -> datetime | None:
+        """Time of the next dry run; None if none is needed, or the first one is due."""
+        return None if self.replica_to_check is None else self.admission.retry_at
 
     @property
-    def seconds_until_deadline(self) -> float | None:
-        """Seconds until the spec's revision is given up; None if there is no limit."""
-        return self.progress.seconds_until_deadline(self.model.spec.rollout, self.now)
+    def deadline(self) -> datetime | None:
+        """Time at which the spec's revision is given up; None if there is no limit."""
+        return self.progress.deadline(self.model.spec.rollout)
 
     @property
     def startable(self) -> bool:
@@ -234,12 +250,12 @@ class Facts:
         return frozenset(revision for revision in found if revision is not None)
 
     @cached_property
-    def seconds_until_strategy_changes(self) -> float | None:
-        """Seconds until an additional replica has waited too long for nodes; None if none waits."""
+    def strategy_changes_at(self) -> datetime | None:
+        """Time at which an additional replica has waited too long for nodes; None if none waits."""
         if self.model.spec.rollout.strategy != "Auto" or self.strategy != "Surge":
             return None
         old = any(replica.has_old_template for replica in self.replicas)
-        return seconds_until_surge_ends(self.replicas, self.now) if old else None
+        return surge_end(self.replicas, self.now) if old else None
 
     @cached_property
     def peer_secret(self) -> PeerSecret:
@@ -282,11 +298,6 @@ class Facts:
         """Frontends that do not answer the operator."""
         return silent_frontends(self.observed, self.now)
 
-    @property
-    def seconds_until_left_out(self) -> float | None:
-        """Seconds until a silent frontend no longer keeps replicas from being removed; None without one."""
-        return seconds_until_left_out(self.silent_frontends, self.now)
-
     @cached_property
     def autoscaling(self) -> Decision | None:
         """The autoscaler's decision; None without spec.autoscaling."""
@@ -296,13 +307,22 @@ class Facts:
         return autoscaled(self.model, self.observed.model_object.get("status") or {}, existing, self.load, self.now)
 
     @property
-    def seconds_until_scaling(self) -> float | None:
-        """Seconds until the autoscaler must decide again without an event; None if it need not."""
+    def scale_down_at(self) -> datetime | None:
+        """Time at which the autoscaler removes replicas unless the load grows; None if it does not."""
         settings, decision = self.model.spec.autoscaling, self.autoscaling
         if settings is None or decision is None or self.model.spec.suspend:
             return None
-        due = until_next_decision(settings, decision, self.load, self.now)
-        return None if due is None else due.total_seconds()
+        return scale_down_at(settings, decision)
+
+    @property
+    def next_look(self) -> datetime | None:
+        """Time at which the autoscaler must look at the load again, as another load is no event; None if it need not.
+        Without a new report of the load nothing has changed then."""
+        settings, decision = self.model.spec.autoscaling, self.autoscaling
+        if settings is None or decision is None or self.model.spec.suspend:
+            return None
+        after = look_again_after(settings, decision, self.load)
+        return None if after is None else self.now + after
 
     @cached_property
     def strategy(self) -> Strategy:
@@ -369,15 +389,28 @@ class Facts:
     def retries(self) -> Mapping[str, Retry]:
         """Failures of replicas that have used up their restarts, by the replica's name."""
         status = self.observed.model_object.get("status") or {}
-        window = timedelta(seconds=self.model.spec.recovery.window_seconds)
-        found = ((each.name, retry_of(each, status, window, self.now)) for each in self.replicas)
+        found = ((each.name, retry_of(each, status, self._recovery_window, self.now)) for each in self.replicas)
         return {name: retry for name, retry in found if retry is not None}
 
     @property
-    def seconds_until_retry(self) -> float | None:
-        """Seconds until a failed replica gets its next attempt; None without one."""
-        due = [(retry.retry_at - self.now).total_seconds() for retry in self.retries.values() if retry.waits]
-        return max(0.0, min(due)) if due else None
+    def _recovery_window(self) -> timedelta:
+        return timedelta(seconds=self.model.spec.recovery.window_seconds)
+
+    @property
+    def next_retry(self) -> datetime | None:
+        """Time at which a failed replica gets its next attempt; None without one."""
+        return min((retry.retry_at for retry in self.retries.values() if retry.waits), default=None)
+
+    @property
+    def next_forgotten(self) -> datetime | None:
+        """Time at which the failures of a replica that serves again are forgotten; None without any."""
+        retries = ((each, self.retries.get(each.name)) for each in self.replicas)
+        ends = (
+            forgotten_at(retry, replica, self._recovery_window, self.now)
+            for replica, retry in retries
+            if retry is not None and not retry.waits
+        )
+        return min((end for end in ends if end is not None), default=None)
 
     @cached_property
     def gang(self) -> GangStarts:
@@ -445,6 +478,11 @@ class Facts:
     def fetch(self) -> fetches.FetchStatus | None:
         """None for a model that is not fetched."""
         return fetches.fetch_status(self.fetch_job, self.observed) if model_files.is_fetched(self.model) else None
+
+    @property
+    def next_fetch(self) -> datetime | None:
+        """Time at which a fetch that failed permanently is tried again; None without one."""
+        return None if self.fetch_job is None else fetches.retry_time(self.fetch_job)
 
     @cached_property
     def cached(self) -> bool:

@@ -101,10 +101,19 @@ def _silent_since(node: NodeState) -> datetime | None:
     return node.not_ready_since if node.ready == "Unknown" else None
 
 
-def seconds_until_next_deadline(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> float | None:
-    """Seconds until time alone changes the state of a deleted pod."""
-    moments = [moment for pod in pods for moment in _moments(pod, nodes) if moment > now]
-    return (min(moments) - now).total_seconds() if moments else None
+def next_ending(pods: Iterable[Manifest], nodes: Nodes | None, now: datetime) -> datetime | None:
+    """Time at which a deleted pod's `ending` changes without an event, or it may be deleted by force; None if neither
+    happens."""
+    found = (_next_ending(pod, nodes, now) for pod in pods)
+    return min((each for each in found if each is not None), default=None)
+
+
+def _next_ending(pod: Manifest, nodes: Nodes | None, now: datetime) -> datetime | None:
+    def state(at: datetime) -> object:
+        return ending(pod, nodes, at), bool(pods_to_force_delete([pod], nodes, at))
+
+    coming = sorted(moment for moment in _moments(pod, nodes) if moment > now)
+    return next((moment for moment in coming if state(moment) != state(now)), None)
 
 
 def _moments(pod: Manifest, nodes: Nodes | None) -> Iterator[datetime]:

@@ -44,7 +44,6 @@ def _is_silent(pod: Manifest, observed: Observed) -> bool:
     return unreachable and component(pod) == names.FRONTEND and serves_status(pod)
 
 
-def seconds_until_left_out(silent: Iterable[SilentFrontend], now: datetime) -> float | None:
-    """Seconds until the next one is left out; None if none will be."""
-    due = [(each.since + LEFT_OUT_AFTER - now).total_seconds() for each in silent if not each.is_left_out(now)]
-    return min(due, default=None)
+def next_left_out(silent: Iterable[SilentFrontend], now: datetime) -> datetime | None:
+    """Time at which the next one is left out; None if none will be."""
+    return min((each.since + LEFT_OUT_AFTER for each in silent if not each.is_left_out(now)), default=None)

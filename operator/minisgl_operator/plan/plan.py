@@ -254,9 +254,3 @@ def _can_make_room(facts: Facts, job: Manifest) -> bool:
     if facts.fetch is None or not facts.fetch.needed_bytes or kept is None or facts.pruning is None:
         return False
     return facts.pruning.allows_more_than(kept)
-
-
-def seconds_until_fetch(facts: Facts) -> float | None:
-    """Seconds until a fetch that failed permanently is retried; None without one."""
-    retried_at = None if facts.fetch_job is None else retry_time(facts.fetch_job)
-    return None if retried_at is None or retried_at <= facts.now else (retried_at - facts.now).total_seconds()

@@ -15,12 +15,11 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.lost_nodes import ending, finalizers, is_lost, seconds_until_next_deadline
+from minisgl_operator.facts.lost_nodes import ending, finalizers, is_lost, next_ending
 from minisgl_operator.facts.nodes import Nodes
 from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
-from minisgl_operator.facts.waves import Turn
-from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan, seconds_until_fetch
+from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
@@ -98,6 +97,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     except InvalidSpec as error:
         context.upgrades.leave_out(key, now)
         status = status_of_invalid_spec(error, observed, previous, now)
+        due.append(_seconds(next_ending(observed.pods, observed.nodes, now), now))
     else:
         if blocked:
             context.upgrades.leave_out(key, now)
@@ -105,7 +105,6 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             labels = model_object["metadata"].get("labels") or {}
             if (turn := context.upgrades.turn(key, labels, facts.upgrade, now)) is not None:
                 facts = replace(facts, turn=turn)
-                due.append(_seconds_until_turn(turn, now))
             wanted = facts.wanted
             refusal = await context.peer_tokens.keep(key, facts.model, facts.peer_secret, now)
             sent = await _send(context, key, plan(facts), model_object)
@@ -119,16 +118,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
                 due.append(0.0)
         context.prober.require_secret(key, facts.peer_secret.required)
         status = derive_status(facts, previous)
-        due += [
-            seconds_until_fetch(facts),
-            facts.gang.seconds_until_change,
-            facts.seconds_until_strategy_changes,
-            facts.seconds_until_deadline,
-            facts.seconds_until_scaling,
-            facts.seconds_until_left_out,
-            facts.seconds_until_retry,
-            facts.seconds_until_check,
-        ]
+        due += [_seconds(facts.next_change, now), _seconds(facts.next_look, now)]
         if facts.conflicts:
             due.append(_RECHECK_CONFLICTS_SECONDS)
     terminating = any(each.reason == Reason.NAMESPACE_TERMINATING.value for each in observed.rejections)
@@ -142,8 +132,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
         due.append(0.0)
     if terminating:
         return Result(after=_RECHECK_NAMESPACE_AFTER.total_seconds())
-    after = _earliest(*due, seconds_until_next_deadline(observed.pods, observed.nodes, now))
-    return Result(failed=bool(observed.rejections) and not blocked, after=after)
+    return Result(failed=bool(observed.rejections) and not blocked, after=_earliest(*due))
 
 
 def _rollout(model_object: Manifest) -> object:
@@ -158,9 +147,9 @@ def _rollout(model_object: Manifest) -> object:
     return status.get("failedRevision"), *(rollout.get(name) for name in names), upgrade, ready
 
 
-def _seconds_until_turn(turn: Turn, now: datetime) -> float | None:
-    """Seconds until upgrades may begin again; None if they may."""
-    return None if turn.opens_at is None else (turn.opens_at - now).total_seconds()
+def _seconds(moment: datetime | None, now: datetime) -> float | None:
+    """Seconds from now to `moment`."""
+    return None if moment is None else (moment - now).total_seconds()
 
 
 def _earliest(*seconds: float | None) -> float | None:
@@ -181,7 +170,7 @@ async def _reconcile_deleted(context: Context, key: ModelKey, blocked: tuple[Rej
             kept = (pod["metadata"]["namespace"], pod["metadata"]["name"], ", ".join(finalizers(pod)))
             _log.warning("Pod %s/%s of a deleted model is kept by its finalizers: %s", *kept)
     sent = await _send(context, key, () if blocked else force_deletions(pods, nodes, now))
-    return Result(failed=bool(sent.rejections), after=seconds_until_next_deadline(pods, nodes, now))
+    return Result(failed=bool(sent.rejections), after=_seconds(next_ending(pods, nodes, now), now))
 
 
 def _nodes_of(context: Context, pods: Iterable[Manifest]) -> Nodes | None:

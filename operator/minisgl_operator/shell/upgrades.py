@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from minisgl_operator.api.upgrades import UpgradeSettings
-from minisgl_operator.facts.upgrade import Upgrade
-from minisgl_operator.facts.waves import Decision, Key, Member, Turn, decide
+from minisgl_operator.facts.rollout.upgrade import Upgrade
+from minisgl_operator.facts.rollout.waves import Decision, Key, Member, Turn, decide
 from minisgl_operator.shell.store import ModelKey
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minisgl_operator.api.conditions import Reason
-from minisgl_operator.facts.admission import Admission
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.rollout.admission import Admission
 from minisgl_operator.render import names
 from minisgl_operator.status.admission import refusal
 from minisgl_operator.status.condition import Condition, frontends_stuck, shortened, suspended

@@ -10,10 +10,10 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModelSpec, ModelSpec
 from minisgl_operator.facts.ended_pods import EndedPod
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.gang import PARTIAL_START_TIMEOUT, exceeded_quota
 from minisgl_operator.facts.pod_failures import PodFailure
 from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.facts.rollout.gang import PARTIAL_START_TIMEOUT, exceeded_quota
 from minisgl_operator.render import names, single_node
 from minisgl_operator.status.condition import Condition, not_ours, pod_title, webhook_unavailable
 

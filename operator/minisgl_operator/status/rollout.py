@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from minisgl_operator.facts.admission import Admission
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.facts.rollout.admission import Admission
 from minisgl_operator.status.upgrade import upgrade_status
 
 

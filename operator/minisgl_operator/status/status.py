@@ -15,7 +15,7 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pods import last_terminations, node_of, revision_of
 from minisgl_operator.facts.replicas import Replica
-from minisgl_operator.facts.retries import Retry
+from minisgl_operator.facts.rollout.retries import Retry
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
 from minisgl_operator.status.conditions import Conditions, all_conditions, as_status

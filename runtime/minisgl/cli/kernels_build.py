@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(kernel.name for kernel in flashinfer))
         return 0
-    from minisgl.engine.rehearsal import rehearse
+    from minisgl.engine.start.rehearsal import rehearse
     from minisgl.kernels.build.flashinfer import build
     from minisgl.kernels.build.triton import Architecture, Launches, check_c_compiler
     from minisgl.kernels.errors import KernelBuildError

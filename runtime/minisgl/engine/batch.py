@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout, CascadeTables
-from minisgl.engine.graph_sizes import StepSize
 from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan
@@ -50,7 +49,7 @@ class DeviceStep:
     reported_ids: torch.Tensor
     """See `StepProcessors.named`."""
     late_slots: torch.Tensor
-    """[L] slots of late rows"""
+    """[L] slots of constrained rows"""
     page_updates: torch.Tensor
     """[3, U]"""
     new_rows: torch.Tensor
@@ -63,6 +62,21 @@ class DeviceStep:
     def without_padding(self, sampled: int) -> DeviceStep:
         """The step with only the first `sampled` of the rows that sample."""
         return replace(self, sample_slots=self.sample_slots[:sampled], sample_positions=self.sample_positions[:sampled])
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Size to which a step is padded: that of a captured one."""
+
+    decode: int
+    """Decode rows."""
+    tokens: int = 0
+    """Prompt tokens. Tokens that are missing form one more segment of the dummy slot, so that no kernel computes with
+    undefined values."""
+    segments: int = 0
+    """Most prompt segments, without the one of the padding."""
+    prefix: bool = True
+    """Whether segments may begin behind a prefix."""
 
 
 class PackedStep:

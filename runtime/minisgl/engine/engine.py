@@ -17,26 +17,21 @@ from minisgl.attention.paged import PagedAttention
 from minisgl.attention.select import select_backends
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine import kv_pool
+from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cublas_workspace import multiply_without_workspace
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.dummy_steps import StepLimits, run_eagerly, step_limits
 from minisgl.engine.errors import EngineError
-from minisgl.engine.graph_sizes import (
-    StepSize,
-    cascade_sizes,
-    graph_sizes,
-    launch_bound_tokens,
-    prefill_sizes,
-)
+from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.engine.profile_memory import measure_step
 from minisgl.engine.runner import Runner, attention_shape
 from minisgl.engine.sampler import sampling_bytes
-from minisgl.engine.start_clock import StartClock
+from minisgl.engine.start import kv_pool
+from minisgl.engine.start.clock import StartClock
+from minisgl.engine.start.dummy_steps import StepLimits, run_eagerly, step_limits
+from minisgl.engine.start.profile_memory import measure_step
+from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
 from minisgl.engine.tables import Tables
-from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.compile_log import CompileLog
 from minisgl.kernels.preload import Preload
 from minisgl.kernels.stored_kv import FP8, KVScales
@@ -290,7 +285,7 @@ class _EngineBuilder:
 
     def _compile_together(self) -> None:
         """Compile the kernels of the warm-up beside each other. Otherwise each of its steps waits for a compiler."""
-        from minisgl.engine.rehearsal import rehearse
+        from minisgl.engine.start.rehearsal import rehearse
         from minisgl.kernels.build.triton import Architecture, Launches
 
         launches = Launches()

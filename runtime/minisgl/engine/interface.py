@@ -71,7 +71,7 @@ class Engine(Protocol):
 
     A step is late if it samples rows that joined as late ones (`RowLogitsProcessors.late`). Its model runs at once, but
     sampling of rows with filters, processors or masks waits for masks: rank 0 gets them by `sample`, and the other
-    ranks get its tokens. Neighbours of late rows have the tokens that they have alone."""
+    ranks get its tokens. Neighbours of constrained rows have the tokens that they have alone."""
 
     @property
     def limits(self) -> EngineLimits: ...
@@ -102,7 +102,7 @@ class Engine(Protocol):
     def sample(self, handle: Any, masks: IntArray) -> None:
         """Sample the rows of a late step, without waiting for the device. Call it before the next launch, unless
         `waits_for_masks`, and when all steps before that step are collected. `masks` int32 [L, ⌈vocab / 32⌉]: the
-        allowed tokens of its L late rows in the order of the plan's sampled rows, the lowest bit first."""
+        allowed tokens of its L constrained rows in the order of the plan's sampled rows, the lowest bit first."""
         ...
 
     def collect(self, handle: Any) -> StepResult:

@@ -87,7 +87,7 @@ class StepProcessors(NamedTuple):
     """[N × tops] tokens that these report in place of the most likely ones, −1 where there are none; empty if no row
     has any."""
     late_slots: IntArray = EMPTY
-    """Slots of the late rows, in the order of the sampled rows."""
+    """Slots of the constrained rows, in the order of the sampled rows."""
     changes: tuple[IntArray, ...] = ()
     """Arrays of `DeviceChanges`."""
     longest_list: int = 0

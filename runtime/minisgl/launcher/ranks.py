@@ -16,7 +16,7 @@ from minisgl.launcher.devices import open_device
 
 if TYPE_CHECKING:
     from minisgl.grammar.grammars import Grammars
-    from minisgl.scheduler.compiling import GrammarThreads
+    from minisgl.scheduler.compiling import ConstraintCompiler
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | 
     return engine
 
 
-def checkpoint_grammars(config: EngineConfig) -> GrammarThreads | None:
-    """Grammars over the checkpoint's vocabulary; None without a tokenizer. Raises ModelError."""
+def constraint_compiler(config: EngineConfig) -> ConstraintCompiler | None:
+    """Compiler of grammars over the checkpoint's vocabulary; None without a tokenizer. Raises ModelError."""
     from minisgl.models.config import ModelConfig
-    from minisgl.scheduler.compiling import GrammarThreads
+    from minisgl.scheduler.compiling import ConstraintCompiler
 
     if not Path(config.model, "tokenizer.json").is_file():
         return None
@@ -63,7 +63,7 @@ def checkpoint_grammars(config: EngineConfig) -> GrammarThreads | None:
 
         return Grammars(config.model, model.vocab_size, model.eos_token_ids)
 
-    return GrammarThreads(create)
+    return ConstraintCompiler(create)
 
 
 def start_rank0(

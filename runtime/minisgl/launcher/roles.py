@@ -20,7 +20,7 @@ from minisgl.engine.interface import Engine, EngineStats
 from minisgl.engine.watched_engine import WatchedEngine
 from minisgl.launcher.child import Control
 from minisgl.launcher.control import Ready
-from minisgl.launcher.ranks import WorkerRankConfig, checkpoint_grammars, start_engine, start_rank0
+from minisgl.launcher.ranks import WorkerRankConfig, constraint_compiler, start_engine, start_rank0
 from minisgl.wire.messages import ModelCard
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
         length, vocabulary = card.max_model_len, card.vocab_size
         control.ready(Ready(stats.transport, length, vocabulary, stats.attention, stats.data_types))
 
-    grammars = checkpoint_grammars(config.engine)
-    if grammars is not None:
+    compiler = constraint_compiler(config.engine)
+    if compiler is not None:
         # Reading the tokenizer keeps the interpreter lock for about a second, which must not be while requests run.
-        grammars.begin()
+        compiler.begin()
     # At each start, as the files may have been replaced since the last one; beside the load, which takes longer.
     pool = ThreadPoolExecutor(1, thread_name_prefix="revision")
     revision = pool.submit(model_revision, config.engine.model, dummy_weights=config.engine.dummy_weights)
@@ -67,7 +67,7 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
         ready=ready,
         stop=threading.Event(),
         draining=draining,
-        grammars=grammars,
+        compiler=compiler,
         model_revision=revision.result,
     )
 

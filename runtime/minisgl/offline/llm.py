@@ -17,7 +17,7 @@ from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device
 from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
-from minisgl.launcher.ranks import checkpoint_grammars, start_rank0
+from minisgl.launcher.ranks import constraint_compiler, start_rank0
 from minisgl.launcher.run_directory import run_directory
 from minisgl.launcher.worker_ranks import WorkerRanks
 from minisgl.offline.batch_outputs import BatchOutputs
@@ -84,10 +84,10 @@ class LLM:
             # Within calls there is none.
             while self._engine.use_idle_time():
                 pass
-            grammars = checkpoint_grammars(config)
-            if grammars is not None:
-                stack.callback(grammars.close)
-            self._scheduler = Scheduler(scheduler_config(config, self._engine.limits), grammars=grammars)
+            compiler = constraint_compiler(config)
+            if compiler is not None:
+                stack.callback(compiler.close)
+            self._scheduler = Scheduler(scheduler_config(config, self._engine.limits), compiler=compiler)
             self._loop = StepLoop(self._scheduler, self._engine)
             self._text = None if files is None else OfflineTokenizer(files, self._engine.limits)
             self._resources = stack.pop_all()

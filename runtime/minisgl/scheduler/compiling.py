@@ -25,7 +25,7 @@ _THREADS: Final = 4
 """Grammars that are compiled at once: a slow one must not hold up the others."""
 
 
-class GrammarThreads:
+class ConstraintCompiler:
     """Grammars of a scheduler, and the threads that create and compile them."""
 
     def __init__(self, create: Callable[[], Grammars]) -> None:

@@ -1,7 +1,7 @@
 """What single requests may generate next: grammar, reasoning, allowed tokens and bad words, as one mask per row.
 
-The device applies the masks, before top-k, top-p and min-p. Rows with a constraint are late: their masks depend on the
-token before.
+The device applies the masks, before top-k, top-p and min-p. The steps of constrained rows are late: the masks depend
+on the token before.
 """
 
 from __future__ import annotations

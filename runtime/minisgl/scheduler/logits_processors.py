@@ -15,13 +15,13 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
 
     Empty when the row samples from the model's logits as they are and reports no log-probabilities: most rows do.
     """
-    params, slot, late = request.params, request.slot, request.is_late
+    params, slot, constrained = request.params, request.slot, request.is_constrained
     assert slot is not None
     penalized = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
-    # The masks of a late row have its minimum length as well.
-    masked = _masked_ids(request, config) if params.min_tokens and not late else []
+    # The masks of a constrained row have its minimum length as well.
+    masked = _masked_ids(request, config) if params.min_tokens and not constrained else []
     reports = params.logprobs is not None or params.prompt_logprobs is not None
-    if not (penalized or masked or params.logit_bias or reports or late):
+    if not (penalized or masked or params.logit_bias or reports or constrained):
         return EMPTY
     needs_prompt = penalized or request.prompt_logprobs_from < request.prompt_length
     return RowLogitsProcessors(
@@ -39,7 +39,7 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
         bias_values=np.array(list(params.logit_bias.values()), np.float32),
         prompt=request.tokens[: request.prompt_length] if needs_prompt else EMPTY,
         output=request.tokens[request.prompt_length :] if penalized else EMPTY,
-        late=late,
+        late=constrained,
         logprob_ids=np.array(params.logprob_token_ids, np.int32),
     ).encode()
 

@@ -11,10 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from minisgl.engine.interface import Engine
+from minisgl.scheduler.constrained import ConstrainedRows, Consuming
 from minisgl.scheduler.constraints import Constraint, ConstraintError, note_open
 from minisgl.scheduler.mask_thread import MaskThread
-from minisgl.scheduler.request import LateRows, Request
-from minisgl.scheduler.scheduler import Consuming, Scheduler
+from minisgl.scheduler.request import Request
+from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.scheduler.step_times import StepWork
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
@@ -43,7 +44,7 @@ class _Launched(msgspec.Struct, frozen=True):
     """Time after it."""
     captured: bool
     """The launch captured its CUDA graph first."""
-    late_rows: int
+    constrained_rows: int
     """Rows that need masks."""
 
     @property
@@ -60,7 +61,7 @@ class _Filling(msgspec.Struct):
     """The thread that ends last also calls `Engine.sample`, for which the device waits."""
     begun: Collection[int] = ()
     """Open rows, whose masks another thread fills than those of the others."""
-    rows: LateRows = LateRows((), ())
+    rows: ConstrainedRows = ConstrainedRows((), ())
     """All rows, once they are known."""
     errors: dict[int, ConstraintError] = {}
     refused: Sequence[tuple[Request, ConstraintError]] = ()
@@ -85,6 +86,7 @@ class StepLoop:
         """`clock`: seconds; it measures steps."""
         self.scheduler = scheduler
         self.engine = engine
+        self._constrained = scheduler.constrained
         self._clock = clock
         self._ahead = 1 if scheduler.config.overlap else 0
         self._pending: deque[_Launched] = deque()
@@ -124,11 +126,13 @@ class StepLoop:
             handle = self.engine.launch(plan)
             captured = self.engine.stats.captures != captures
             work = StepWork.of(plan, self.scheduler.config.step_graphs)
-            self._pending.append(_Launched(handle, work, began, self._clock(), captured, self.scheduler.num_late_rows))
+            self._pending.append(
+                _Launched(handle, work, began, self._clock(), captured, self._constrained.num_launched)
+            )
             if len(self._pending) == 1:
                 self._fill_masks(self._pending[0])
         if not self._pending:
-            self.scheduler.wait_for_grammars(_COMPILE_WAIT)
+            self._constrained.wait(_COMPILE_WAIT)
         if not self._pending or (plan is not None and len(self._pending) <= self._ahead):
             return self.scheduler.take_notices()
         if self._filling is not None:
@@ -143,7 +147,7 @@ class StepLoop:
 
     def _advance(self, result: StepResult, following: _Launched) -> StepOutput:
         """Advance requests by a result, and begin to fill the masks of the step that follows."""
-        if following.late_rows <= _FEW_MASKS:
+        if following.constrained_rows <= _FEW_MASKS:
             output = self.scheduler.output(self.scheduler.advance(result))
             self._fill_masks(following)
             return output
@@ -165,30 +169,31 @@ class StepLoop:
         return self.scheduler.output(advanced)
 
     def _fill_masks(self, step: _Launched) -> None:
-        """Begin to fill the masks of the newest step if it has late rows, when all earlier results are complete."""
-        if not step.late_rows:
+        """Begin to fill the masks of the newest step, if it has constrained rows and all earlier results are
+        complete."""
+        if not step.constrained_rows:
             return
-        if step.late_rows > _FEW_MASKS:
+        if step.constrained_rows > _FEW_MASKS:
             self._fill_others(self._new_filling(step))
             return
-        rows, masks = self.scheduler.late_rows(), self.engine.mask_memory(step.late_rows)
-        errors = self.scheduler.fill_masks(dict(enumerate(rows.constraints)), masks)
+        rows, masks = self._constrained.launched_rows(), self.engine.mask_memory(step.constrained_rows)
+        errors = self._constrained.fill_masks(dict(enumerate(rows.constraints)), masks)
         self.scheduler.fail((rows.requests[row], error) for row, error in errors.items())
         self.engine.sample(step.handle, masks)
 
     def _new_filling(self, step: _Launched) -> _Filling:
-        return _Filling(step, self.engine.mask_memory(step.late_rows), self.engine.waits_for_masks(step.handle))
+        return _Filling(step, self.engine.mask_memory(step.constrained_rows), self.engine.waits_for_masks(step.handle))
 
     def _fill_open(self, filling: _Filling, rows: Mapping[int, Constraint]) -> None:
         try:
-            filling.errors.update(self.scheduler.fill_masks(rows, filling.masks, slow=True))
+            filling.errors.update(self._constrained.fill_masks(rows, filling.masks, slow=True))
         finally:
             # Else a launch that waits for the masks would never return, and the exception never be raised.
             self._end_filling(filling)
 
     def _fill_others(self, filling: _Filling, consuming: Consuming | None = None) -> None:
         """Begin to fill the masks of the rows that are not begun, after their matchers have consumed these tokens."""
-        filling.rows = self.scheduler.late_rows()
+        filling.rows = self._constrained.launched_rows()
         others = dict(enumerate(filling.rows.constraints))
         for row in filling.begun:
             del others[row]
@@ -196,8 +201,8 @@ class StepLoop:
         def fill() -> None:
             try:
                 if consuming is not None:
-                    filling.refused = self.scheduler.consume(consuming)
-                filling.errors.update(self.scheduler.fill_masks(others, filling.masks))
+                    filling.refused = self._constrained.consume(consuming)
+                filling.errors.update(self._constrained.fill_masks(others, filling.masks))
             finally:
                 self._end_filling(filling)
 

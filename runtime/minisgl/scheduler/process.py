@@ -14,7 +14,7 @@ from minisgl.config import EngineConfig, SchedulerConfig
 from minisgl.engine.interface import Engine, EngineLimits
 from minisgl.errors import describe
 from minisgl.scheduler.clients import Clients
-from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
@@ -75,10 +75,10 @@ def run(
     ready: Callable[[str, ModelCard], None],
     stop: threading.Event,
     draining: threading.Event | None = None,
-    grammars: GrammarThreads | None = None,
+    compiler: ConstraintCompiler | None = None,
     model_revision: Callable[[], str] = lambda: "",
 ) -> None:
-    """Serve until `stop` is set, or until the end of the drain that begins once `draining` is set. Without `grammars`,
+    """Serve until `stop` is set, or until the end of the drain that begins once `draining` is set. Without `compiler`,
     clients are told not to send constrained requests. `model_revision` returns that of the model card, and is called
     when the engine has started.
 
@@ -87,7 +87,7 @@ def run(
     must exit.
     """
     engine = create_engine()
-    features = {GRAMMAR: grammars is not None, END_DRAIN: draining is not None}
+    features = {GRAMMAR: compiler is not None, END_DRAIN: draining is not None}
     failed = False
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -114,7 +114,7 @@ def run(
         try:
             settings = scheduler_config(config.engine, limits)
             settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
-            scheduler = Scheduler(settings, pack_epoch(config.epoch), grammars)
+            scheduler = Scheduler(settings, pack_epoch(config.epoch), compiler)
             ready(clients.address, card)
             linger_ms = _LAST_ANSWERS_MS
             try:

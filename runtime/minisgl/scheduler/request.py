@@ -13,8 +13,7 @@ the row and are not collected yet. Two rules follow from it:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -76,8 +75,8 @@ class Request(msgspec.Struct, kw_only=True):
     """`Scheduler.now` at the first admission to a row."""
     slot: int | None = None
     constraint: Constraint | None = None
-    """Behind all tokens that are known. None: any token may be generated, unless the request `awaits_grammar`."""
-    awaits_grammar: bool = False
+    """Behind all tokens that are known. None: any token may be generated, unless the request `awaits_constraint`."""
+    awaits_constraint: bool = False
     """Its grammar is being compiled: all of its prompt but the last token may be computed."""
     cached: int | None = None
     """Prompt tokens that the first admission found in the cache; reported as usage."""
@@ -86,9 +85,9 @@ class Request(msgspec.Struct, kw_only=True):
     """It came with output of an engine that was lost."""
 
     @property
-    def is_late(self) -> bool:
+    def is_constrained(self) -> bool:
         """True when it has a constraint, or will have one."""
-        return self.constraint is not None or self.awaits_grammar
+        return self.constraint is not None or self.awaits_constraint
 
     @property
     def cacheable_tokens(self) -> IntArray:
@@ -115,14 +114,6 @@ class Completed(msgspec.Struct, frozen=True):
 
     def __getitem__(self, rows: NDArray[np.bool_]) -> Completed:
         return Completed(self.slots[rows], self.index[rows], self.tokens[rows], self.finish[rows])
-
-
-class LateRows(NamedTuple):
-    """Rows of one step that need masks."""
-
-    requests: Sequence[Request]
-    constraints: Sequence[Constraint | None]
-    """None: the request has ended."""
 
 
 class RequestTable:
@@ -152,9 +143,11 @@ class RequestTable:
         self.client = column()
         self.streams: NDArray[np.bool_] = np.zeros(rows, np.bool_)
         """Rows whose clients receive each token as it is sampled."""
-        self.late: NDArray[np.bool_] = np.zeros(rows, np.bool_)
-        """Rows with a constraint."""
-        self.num_late = 0
+        self.constrained: NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        """Rows with a constraint, or that await one."""
+        self.num_constrained = 0
+        self.joined_and_ended = 0
+        """Number of times that a request joined or ended."""
         self.ids = np.zeros(rows, f"V{REQUEST_ID_BYTES}")
         # Zeroed memory is mapped on first use: these two take only the memory that requests use.
         self.tokens: IntArray = np.zeros((rows, max_length), np.int32)
@@ -175,10 +168,6 @@ class RequestTable:
         self._may_end: IntArray = np.zeros(vocab_size + 1, np.int32)
         self._may_end[[token for token in eos_ids if 0 <= token < vocab_size]] = 1
         self._may_end[-1] = 1
-        # The rows of most steps are those of the step before.
-        self._late_key: bytes | None = None
-        """Slots of `_late_rows`, until a request joins or ends."""
-        self._late_rows = LateRows((), ())
 
     @property
     def has_free_row(self) -> bool:
@@ -224,9 +213,9 @@ class RequestTable:
         if request.preemptions:
             self._resumed.add(slot)
         self.num_in_use += 1
-        self._late_key = None
-        self.late[slot] = is_late = request.is_late
-        self.num_late += is_late
+        self.joined_and_ended += 1
+        self.constrained[slot] = is_constrained = request.is_constrained
+        self.num_constrained += is_constrained
         self._may_end[list(request.stop_token_ids)] += 1
         return slot
 
@@ -312,7 +301,7 @@ class RequestTable:
         """PREFILL, DECODE or PREEMPTING → ENDING."""
         assert self.phase[slot] not in (Phase.EMPTY, Phase.ENDING), "a row ended twice"
         self.phase[slot] = Phase.ENDING
-        self._late_key = None
+        self.joined_and_ended += 1
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
 
@@ -322,21 +311,6 @@ class RequestTable:
         self.phase[slot] = Phase.PREEMPTING
         self.in_prefill.discard(slot)
         self.unsettled.add(slot)
-
-    def late_among(self, slots: IntArray) -> IntArray:
-        """The rows of `slots` with a constraint, in their order."""
-        return slots[self.late.take(slots)] if self.num_late else NO_PAGES
-
-    def late_rows(self, slots: IntArray) -> LateRows:
-        """Late rows with the constraints of their next tokens."""
-        key = slots.tobytes()
-        if key != self._late_key:
-            requests = [self.request(slot) for slot in slots.tolist()]
-            constraints = [request.constraint for request in requests]
-            for row in np.flatnonzero(self.phase.take(slots) == Phase.ENDING).tolist():
-                constraints[row] = None
-            self._late_key, self._late_rows = key, LateRows(requests, constraints)
-        return self._late_rows
 
     def settled(self) -> list[int]:
         """PREEMPTING and ENDING slots that are in no launched step any more."""
@@ -357,8 +331,8 @@ class RequestTable:
         self.phase[slot] = Phase.EMPTY
         self.num_pages[slot] = 0
         self.num_in_use -= 1
-        self.num_late -= int(self.late[slot])
-        self.late[slot] = False
+        self.num_constrained -= int(self.constrained[slot])
+        self.constrained[slot] = False
         self._may_end[list(request.stop_token_ids)] -= 1
         self._free_rows.append(slot)
         self.rows_of[request.tenant] -= 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.facts import admission, surge
+from minisgl_operator.facts.rollout import admission, surge
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl_operator.api.autoscaling import Autoscaling
-from minisgl_operator.facts.autoscaling import Decision, Load, ReplicaLoad, decide, until_next_decision
+from minisgl_operator.facts.autoscaling import Decision, Load, ReplicaLoad, decide, look_again_after, scale_down_at
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -119,11 +119,12 @@ def test_only_a_model_that_every_frontend_reports_as_idle_goes_to_zero() -> None
 
 def test_the_next_decision_is_due_when_a_delay_ends() -> None:
     to_zero = settings(minReplicas=0)
-    assert until_next_decision(to_zero, Decision(0), load(idle=99.0), NOW) is None
-    assert until_next_decision(to_zero, Decision(1), load(1), NOW) == timedelta(seconds=15)
-    assert until_next_decision(to_zero, Decision(1), load(idle=55.0), NOW) == timedelta(seconds=5)
-    assert until_next_decision(to_zero, Decision(2, 1, NOW), load(1), after(290)) == timedelta(seconds=10)
-    assert until_next_decision(to_zero, Decision(2, 1, NOW), load(1), after(900)) == timedelta(seconds=1)
+    assert look_again_after(to_zero, Decision(0), load(idle=99.0)) is None
+    assert look_again_after(to_zero, Decision(1), load(1)) == timedelta(seconds=15)
+    assert look_again_after(to_zero, Decision(1), load(idle=55.0)) == timedelta(seconds=5)
+    assert look_again_after(to_zero, Decision(1), load(idle=99.0)) == timedelta(seconds=1)
+    assert scale_down_at(to_zero, Decision(2)) is None
+    assert scale_down_at(to_zero, Decision(2, 1, NOW)) == after(300)
 
 
 counts = st.integers(0, 60)

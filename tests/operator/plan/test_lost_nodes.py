@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.facts.lost_nodes import ending, pods_to_force_delete, seconds_until_next_deadline
+from minisgl_operator.facts.lost_nodes import ending, next_ending, pods_to_force_delete
 from minisgl_operator.facts.nodes import Nodes, NodeState, Readiness
 from minisgl_operator.render import names
 
@@ -36,8 +36,8 @@ def test_nothing_changes_before_the_next_deadline(
     pod: Manifest, nodes: Nodes | None, at: timedelta, part: float
 ) -> None:
     now = START + at
-    wait = seconds_until_next_deadline([pod], nodes, now)
-    later = now + timedelta(seconds=part * (3600.0 if wait is None else wait))
+    change = next_ending([pod], nodes, now)
+    later = now + part * (timedelta(hours=1) if change is None else change - now)
     assert ending(pod, nodes, now) == ending(pod, nodes, later)
     assert pods_to_force_delete([pod], nodes, now) == pods_to_force_delete([pod], nodes, later)
 

@@ -93,7 +93,7 @@ def test_the_pause_doubles_with_each_failure_up_to_an_hour() -> None:
         assert retry["failures"] == number
         pauses.append(seconds(retry))
         assert life.reconcile(pauses[-1] - 1) == retry and life.deleted() == []
-        assert life.facts.seconds_until_retry == 1
+        assert life.facts.next_retry == life.now + timedelta(seconds=1)
         life.reconcile(1)
         assert life.deleted() == ["qwen-r0-0"]
     assert pauses == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
@@ -106,7 +106,7 @@ def test_pods_that_are_being_deleted_are_left_alone() -> None:
     life.reconcile(60)
     life.scene.pods["qwen-r0-0"]["metadata"]["deletionTimestamp"] = "2026-01-01T12:01:00Z"
     assert life.deleted() == []
-    assert life.facts.seconds_until_retry is None
+    assert life.facts.next_retry is None
     assert "retryAt" not in life.reconcile()
 
 
@@ -230,7 +230,7 @@ def test_a_model_that_cannot_be_served_is_not_tried_again(reason: str) -> None:
     life = Life()
     life.fail(reason=reason)
     assert life.reconcile() == {}
-    assert life.facts.seconds_until_retry is None
+    assert life.facts.next_retry is None
 
 
 def test_the_condition_names_the_node_on_which_the_same_error_came_twice() -> None:

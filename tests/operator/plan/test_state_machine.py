@@ -19,6 +19,7 @@ from minisgl_operator.facts.cache_use import cache_key_of
 from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.plan.plan import Apply, Delete
 from minisgl_operator.render import initial_replicas, names, render
+from support.cluster.clock import outcome, recorded
 from support.cluster.guarded_cluster import GuardedCluster
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import NODES
@@ -208,7 +209,19 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((30, 61, 301)))
     def time_passes(self, seconds: int) -> None:
+        self._time_alone_changes_nothing_too_early(seconds)
         self.cluster.pass_time(seconds)
+
+    def _time_alone_changes_nothing_too_early(self, seconds: int) -> None:
+        facts = recorded(self.cluster.facts())
+        # The end of a pause counts from the time at which the plan that begins it is sent.
+        if facts.gang.to_release:
+            return
+        change, end = facts.next_change, facts.now + timedelta(seconds=seconds)
+        if change is not None:
+            end = min(end, change - timedelta(seconds=1))
+        if end > facts.now:
+            assert outcome(facts, end) == outcome(facts, facts.now), f"next change: {change}"
 
     @rule(pods=st.none() | st.integers(0, 6))
     def a_quota_is_set(self, pods: int | None) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from minisgl_operator.api.upgrades import UpgradeSettings, UpgradeWindow
-from minisgl_operator.facts.waves import Decision, Key, Member, State, decide
+from minisgl_operator.facts.rollout.waves import Decision, Key, Member, State, decide
 from support.cluster.fleet import WAVES, Fleet, FleetModel, operator_version
 
 STATES: tuple[State, ...] = ("Current", "Waiting", "Excluded", "Upgrading", "Upgraded", "Failed")

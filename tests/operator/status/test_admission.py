@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.facts.admission import Admission, admission_of
 from minisgl_operator.facts.observed import DryRun
 from minisgl_operator.facts.pod_failures import creation_failure
+from minisgl_operator.facts.rollout.admission import Admission, admission_of
 from minisgl_operator.status.admission import refusal
 from support.cluster.inference_models import CLAIM
 from support.cluster.scene import Scene

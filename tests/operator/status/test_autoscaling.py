@@ -11,6 +11,7 @@ import pytest
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.observed import Unreachable
+from minisgl_operator.facts.silent_frontends import next_left_out
 from minisgl_operator.facts.wanted import is_at_zero, takes_requests
 from minisgl_operator.plan.plan import Delete, plan
 from minisgl_operator.status.status import derive_status
@@ -99,7 +100,8 @@ def test_a_frontend_that_stays_silent_lets_the_others_decide_in_the_end(idle: bo
     wanted = []
     for minutes in (0, 9, 10, 16):
         facts = Facts(scene.model, scene.observed(), DEFAULTS, NOW + timedelta(minutes=minutes))
-        assert facts.seconds_until_left_out == (60.0 * (10 - minutes) if minutes < 10 else None)
+        left_out = next_left_out(facts.silent_frontends, facts.now)
+        assert left_out == (NOW + timedelta(minutes=10) if minutes < 10 else None)
         scene.raw["status"] = derive_status(facts, scene.raw.get("status", {}))
         wanted.append(scene.raw["status"]["autoscaling"]["targetReplicas"])
         assert scene.raw["status"]["frontend"]["silent"] == [{"pod": "frontend-1", "since": "2026-01-01T12:00:00Z"}]
@@ -133,11 +135,11 @@ def test_an_idle_model_loses_its_replicas_and_reports_why() -> None:
     conditions = {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
     assert conditions["Ready"] == ("False", "ScaledToZero")
     assert (status["phase"], status["autoscaling"]) == ("Idle", {"targetReplicas": 0})
-    assert facts_of(scene).seconds_until_scaling is None
+    assert facts_of(scene).next_look is None
     report(scene, held=1)
     assert facts_of(scene).wanted == 1
     assert scene.status()["phase"] == "Starting"
-    assert facts_of(scene).seconds_until_scaling == 15.0
+    assert facts_of(scene).next_look == NOW + timedelta(seconds=15)
 
 
 def test_a_suspended_model_keeps_its_decision() -> None:
@@ -146,7 +148,7 @@ def test_a_suspended_model_keeps_its_decision() -> None:
     scene.raw["status"] = {"autoscaling": {"targetReplicas": 2}}
     scene.model = scene.model.parse(scene.raw)
     facts = facts_of(scene)
-    assert (facts.wanted, facts.seconds_until_scaling) == (0, None)
+    assert (facts.wanted, facts.scale_down_at, facts.next_look) == (0, None, None)
     assert scene.status()["autoscaling"] == {"targetReplicas": 2}
     assert scene.status()["phase"] == "Suspended"
 

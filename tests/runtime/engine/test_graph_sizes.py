@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minisgl.engine.graph_sizes import (
+from minisgl.engine.batch import StepSize
+from minisgl.engine.graphs.sizes import (
     PREFILL_SEGMENTS,
-    StepSize,
     cascade_sizes,
     fitting_size,
     graph_sizes,

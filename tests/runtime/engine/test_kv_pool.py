@@ -9,8 +9,8 @@ import torch
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine import kv_pool
 from minisgl.engine.errors import EngineError
+from minisgl.engine.start import kv_pool
 from minisgl.kernels.stored_kv import FP8, KVScales
 
 

@@ -16,8 +16,8 @@ import torch
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.dummy_steps import Sampling, dummy_plan, step_limits
 from minisgl.engine.engine import create_engine
+from minisgl.engine.start.dummy_steps import Sampling, dummy_plan, step_limits
 from minisgl.engine.watched_engine import WatchedEngine
 from minisgl.wire.plan import IntArray, StepPlan
 
@@ -34,7 +34,7 @@ def engine(checkpoint: Path) -> Iterator[CpuEngine]:
 
 
 def late_plans(engine: CpuEngine) -> list[StepPlan]:
-    """Two steps of the same late rows."""
+    """Two steps of the same constrained rows."""
     limits = step_limits(engine.runner, max_step_tokens=16, max_model_len=16)
     first = dummy_plan(limits, decode=ROWS, sampling=[Sampling(masks=True)])
     second = dummy_plan(limits, decode=ROWS)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout
-from minisgl.engine.batch import DeviceStep, PackedStep, StepViews
-from minisgl.engine.graph_sizes import StepSize
+from minisgl.engine.batch import DeviceStep, PackedStep, StepSize, StepViews
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix

@@ -9,9 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minisgl.engine.batch import PackedStep
+from minisgl.engine.batch import PackedStep, StepSize
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.graph_sizes import StepSize
 from minisgl.wire.plan import StepPlan
 from support.numerics.mixed_steps import MixedSteps
 

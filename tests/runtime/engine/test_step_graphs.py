@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from minisgl.engine import step_graphs
-from minisgl.engine.graph_sizes import StepSize, prefill_sizes
-from minisgl.engine.step_graphs import StepGraphs
+from minisgl.engine.batch import StepSize
+from minisgl.engine.graphs import step_graphs
+from minisgl.engine.graphs.sizes import prefill_sizes
+from minisgl.engine.graphs.step_graphs import StepGraphs
 from minisgl.wire.plan import StepPlan
 from support.plans import Segment, make_plan
 

@@ -16,9 +16,9 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.dummy_steps import run_eagerly, step_limits
-from minisgl.engine.rehearsal import rehearsal_runner, rehearse
-from minisgl.engine.warm_up import warm_up_plans
+from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
+from minisgl.engine.start.rehearsal import rehearsal_runner, rehearse
+from minisgl.engine.start.warm_up import warm_up_plans
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
 from support.numerics.random_plans import random_plans

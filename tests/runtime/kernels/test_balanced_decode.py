@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
-from minisgl.engine.rehearsal import rehearse
+from minisgl.engine.start.rehearsal import rehearse
 from minisgl.kernels.balanced_decode_gluon import _attend
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig

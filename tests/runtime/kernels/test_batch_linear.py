@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
-from minisgl.engine.rehearsal import rehearse
+from minisgl.engine.start.rehearsal import rehearse
 from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
-from minisgl.engine.rehearsal import rehearse
-from minisgl.engine.warm_up import _TOKENS
+from minisgl.engine.start.rehearsal import rehearse
+from minisgl.engine.start.warm_up import _TOKENS
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.fp8_batch_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, share, takes_batch
 from minisgl.models.config import ModelConfig

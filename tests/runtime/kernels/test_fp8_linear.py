@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
-from minisgl.engine.rehearsal import rehearse
-from minisgl.engine.warm_up import _TOKENS
+from minisgl.engine.start.rehearsal import rehearse
+from minisgl.engine.start.warm_up import _TOKENS
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.fp8_linear_gluon import Tile, _fp8_linear, fp8_tile
 from minisgl.models.config import ModelConfig

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
-from minisgl.engine.rehearsal import rehearse
+from minisgl.engine.start.rehearsal import rehearse
 from minisgl.kernels import int4_experts_pairs_triton, int4_experts_vector_gluon
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch

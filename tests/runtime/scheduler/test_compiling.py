@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from minisgl.grammar.errors import GrammarError
-from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.constraints import Vocabulary
 from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher
 from support.scheduling import EOS, VOCAB, Answer, Harness
@@ -45,9 +45,9 @@ class Created(ToyGrammars):
         return ToyMatcher(grammar, Vocabulary(VOCAB, EOS), VOCAB)
 
 
-def _harness(threads: GrammarThreads) -> Harness:
+def _harness(threads: ConstraintCompiler) -> Harness:
     harness = Harness()
-    harness.scheduler._grammars = threads
+    harness.scheduler.constrained._compiler = threads
     return harness
 
 
@@ -59,8 +59,8 @@ def created() -> Iterator[Created]:
 
 
 @pytest.fixture
-def threads(created: Created) -> Iterator[GrammarThreads]:
-    threads = GrammarThreads(lambda: created)  # type: ignore[arg-type, return-value]
+def threads(created: Created) -> Iterator[ConstraintCompiler]:
+    threads = ConstraintCompiler(lambda: created)  # type: ignore[arg-type, return-value]
     yield threads
     created.release.set()
     threads.close()
@@ -79,7 +79,7 @@ def _make_known(harness: Harness, created: Created) -> Answer:
     return first
 
 
-def test_grammars_are_created_by_the_first_request(threads: GrammarThreads) -> None:
+def test_grammars_are_created_by_the_first_request(threads: ConstraintCompiler) -> None:
     harness = _harness(threads)
     plain = harness.submit([1, 2], 4, allowed_token_ids=(1, 2))
     harness.run()
@@ -91,7 +91,7 @@ def test_grammars_are_created_by_the_first_request(threads: GrammarThreads) -> N
     harness.check_idle()
 
 
-def test_a_slow_grammar_holds_up_no_other_request(threads: GrammarThreads, created: Created) -> None:
+def test_a_slow_grammar_holds_up_no_other_request(threads: ConstraintCompiler, created: Created) -> None:
     harness = _harness(threads)
     slow = harness.submit([1, 2], 8, grammar=f"hold {GRAMMAR}")
     assert created.holding.wait(60)
@@ -109,7 +109,7 @@ def test_a_slow_grammar_holds_up_no_other_request(threads: GrammarThreads, creat
     harness.run()
 
 
-def test_a_request_with_a_known_grammar_waits_for_no_thread(threads: GrammarThreads, created: Created) -> None:
+def test_a_request_with_a_known_grammar_waits_for_no_thread(threads: ConstraintCompiler, created: Created) -> None:
     harness = _harness(threads)
     first = _make_known(harness, created)
     threads.close()
@@ -121,7 +121,9 @@ def test_a_request_with_a_known_grammar_waits_for_no_thread(threads: GrammarThre
     harness.check_idle()
 
 
-def test_the_output_of_a_continued_request_is_consumed_on_a_thread(threads: GrammarThreads, created: Created) -> None:
+def test_the_output_of_a_continued_request_is_consumed_on_a_thread(
+    threads: ConstraintCompiler, created: Created
+) -> None:
     harness = _harness(threads)
     first = _make_known(harness, created)
     output = np.array(first.tokens[:3], "<i4")
@@ -132,7 +134,7 @@ def test_the_output_of_a_continued_request_is_consumed_on_a_thread(threads: Gram
     assert continued.is_compiled and not continued.failure and continued.tokens == first.tokens
 
 
-def test_a_failure_of_the_library_is_an_error_of_the_request(threads: GrammarThreads) -> None:
+def test_a_failure_of_the_library_is_an_error_of_the_request(threads: ConstraintCompiler) -> None:
     harness = _harness(threads)
     failing = harness.submit([1, 2], 4, grammar="panic")
     beside = harness.submit([1, 3], 8)
@@ -146,7 +148,7 @@ def test_without_a_usable_tokenizer_requests_with_a_grammar_fail(caplog: pytest.
     def create() -> Any:
         raise GrammarError("grammar_unavailable", "tokenizer.json cannot be used")
 
-    threads = GrammarThreads(create)
+    threads = ConstraintCompiler(create)
     with caplog.at_level(logging.WARNING):
         threads.begin()
         harness = _harness(threads)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.scheduler import scheduler
+from minisgl.scheduler.constrained import COMPILE_PATIENCE
 from minisgl.scheduler.constraints import (
     Constraint,
     ConstraintError,
@@ -21,7 +21,6 @@ from minisgl.scheduler.constraints import (
     note_open,
     open_first,
 )
-from minisgl.scheduler.scheduler import COMPILE_PATIENCE
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit, Thinking
 from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens, eos_ends
@@ -221,7 +220,7 @@ def test_a_request_is_admitted_only_when_its_grammar_is_compiled(overlap: bool) 
 @pytest.fixture
 def short_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of 8 tokens are computed while their grammars are compiled."""
-    monkeypatch.setattr(scheduler, "AHEAD_TOKENS", 8)
+    monkeypatch.setattr("minisgl.scheduler.constrained.AHEAD_TOKENS", 8)
 
 
 PROMPT = list(range(20, 40))
@@ -447,7 +446,7 @@ def test_rows_that_are_not_finite_end_without_their_grammar(overlap: bool) -> No
 
 def test_without_a_tokenizer_grammars_are_refused() -> None:
     harness = Harness()
-    harness.scheduler._grammars = None
+    harness.scheduler.constrained._compiler = None
     with pytest.raises(RequestError) as refused:
         harness.submit([1, 2], 4, grammar=GRAMMAR.text)
     assert refused.value.code == "grammar_unavailable"
@@ -494,7 +493,7 @@ def test_a_cached_prompt_that_waits_for_its_grammar_alone_joins_with_its_last_to
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It gets a row while there is nothing to compute, so no plan is made that could tell the engine."""
-    monkeypatch.setattr("minisgl.scheduler.scheduler.AHEAD_TOKENS", 1)
+    monkeypatch.setattr("minisgl.scheduler.constrained.AHEAD_TOKENS", 1)
     harness = Harness(overlap=overlap, page_size=1)
     prompt = [1, 2, 3, 4, 5]
     first = harness.submit(prompt, 2, ignore_eos=True)

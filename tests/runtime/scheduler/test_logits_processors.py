@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from minisgl.scheduler import admission
 from minisgl.scheduler import logprobs as logprobs_module
-from minisgl.scheduler import scheduler as scheduler_module
 from minisgl.scheduler.step_output import RequestError
 from support.scheduling import EOS, VOCAB, Harness
 
@@ -139,7 +139,7 @@ def test_a_preempted_prompt_reports_each_log_probability_once(overlap: bool) -> 
 def test_a_request_preempted_in_its_prompt_continues_its_log_probabilities(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "GROWTH_SHARE_START", 0.0)
+    monkeypatch.setattr(admission, "GROWTH_SHARE_START", 0.0)
     harness = Harness(pages=32, page_size=1, rows=3, max_model_len=32, budget=2, overlap=overlap)
     runner = harness.submit([1], 30, ignore_eos=True, priority=1)
     harness.step()

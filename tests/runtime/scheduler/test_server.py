@@ -317,7 +317,7 @@ def test_requests_with_a_grammar_are_accepted_when_it_is_compiled(tmp_path: Path
         engine=EngineConfig(model=""), address=f"ipc://{tmp_path}/s", model_name="tiny", epoch=(5, 1)
     )
     stop, listening = threading.Event(), threading.Event()
-    arguments: dict[str, Any] = {"ready": lambda address, card: listening.set(), "stop": stop, "grammars": grammars}
+    arguments: dict[str, Any] = {"ready": lambda address, card: listening.set(), "stop": stop, "compiler": grammars}
     thread = threading.Thread(target=lambda: run(config, lambda: KvEngine(LIMITS), **arguments))
     thread.start()
     try:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from minisgl.scheduler import scheduler, shared_prefixes, token_budget
+from minisgl.scheduler import constrained, shared_prefixes, token_budget
 from minisgl.wire.messages import Thinking
 from minisgl.wire.plan import StepPlan
 from support.constrained import ToyGrammar, allowed_tokens
@@ -54,7 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             mock.patch.multiple(shared_prefixes, **SMALL_GROUPS),
             mock.patch.multiple(token_budget, **SMALL_CHUNKS),
             # Shorter prompts wait for their grammars.
-            mock.patch.object(scheduler, "AHEAD_TOKENS", 4),
+            mock.patch.object(constrained, "AHEAD_TOKENS", 4),
         ]
         for patch in self.patches:
             patch.start()

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from minisgl.scheduler.admission import KEPT_ROWS
 from minisgl.scheduler.request import Request
-from minisgl.scheduler.scheduler import KEPT_ROWS
 from minisgl.scheduler.shares import EXPECTED_SECONDS, Shares
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.plan import StepPlan

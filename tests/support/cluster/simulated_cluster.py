@@ -30,7 +30,7 @@ from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
 from minisgl_operator.facts.nodes import NodeState, Readiness
 from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Unreachable
 from minisgl_operator.facts.pods import revision_of
-from minisgl_operator.facts.waves import Turn
+from minisgl_operator.facts.rollout.waves import Turn
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.defaults import Defaults

@@ -99,7 +99,7 @@ class KvEngine:
         self._masks: dict[int, IntArray] = {}
         """Masks of late steps."""
         self._late: dict[int, list[int]] = {}
-        """Slots of the late rows of steps that are not collected."""
+        """Slots of the constrained rows of steps that are not collected."""
         self.queues_sampling = True
         """Sampling waits for masks behind a step, so that the next one can be launched before."""
         self.late_rows = 0
@@ -166,7 +166,7 @@ class KvEngine:
                 yield PromptLogprobPart(slot, first, columns(scores, row.prompt_logprobs))
 
     def _late_rows(self, plan: StepPlan) -> list[int]:
-        """Slots of the late rows that a launched step samples."""
+        """Slots of the constrained rows that a launched step samples."""
         late = {slot: row.late for slot, row in self.processors.items()}
         for launched in self._queue:
             late.update(dict.fromkeys(launched.new_rows[0].tolist(), False))

@@ -17,7 +17,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
 from minisgl.kernels.sample import sample
 from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
-from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
@@ -169,7 +169,7 @@ class Serving:
                 ),
                 engine.limits,
             ),
-            grammars=cast(GrammarThreads, ToyGrammars(engine.limits.vocab_size, at_once=True)),
+            compiler=cast(ConstraintCompiler, ToyGrammars(engine.limits.vocab_size, at_once=True)),
         )
         self._loop = StepLoop(self.scheduler, engine)
 

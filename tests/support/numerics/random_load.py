@@ -27,7 +27,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
 from minisgl.launcher.devices import choose_device
-from minisgl.scheduler.compiling import GrammarThreads
+from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.process import scheduler_config
@@ -155,7 +155,7 @@ class RandomLoad:
         self.report = Report()
         self._scheduler = Scheduler(
             scheduler_config(EngineConfig(model="", max_step_tokens=max_step_tokens, audit=True), limits),
-            grammars=cast(GrammarThreads, ToyGrammars(limits.vocab_size, at_once=True)),
+            compiler=cast(ConstraintCompiler, ToyGrammars(limits.vocab_size, at_once=True)),
         )
         self._eos = frozenset(limits.eos_token_ids)
         self._engine = _Audited(engine, self._scheduler)

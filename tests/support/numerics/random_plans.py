@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.engine.engine import create_engine
+from minisgl.engine.start.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan
 from support.numerics.gpu_engine import engine_config
 

@@ -24,8 +24,8 @@ from triton.runtime.build import compile_module_from_src
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.cli.main import main
 from minisgl.config import EngineConfig
-from minisgl.engine import rehearsal
-from minisgl.engine.rehearsal import rehearse
+from minisgl.engine.start import rehearsal
+from minisgl.engine.start.rehearsal import rehearse
 from minisgl.kernels.build.triton import Architecture, Launches, _no_device, modules_apart
 from minisgl.kernels.flashinfer_setup import KERNELS_DIR
 from minisgl.kernels.triton_cache import SUBFOLDER, use_built_kernels

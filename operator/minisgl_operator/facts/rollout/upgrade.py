@@ -15,8 +15,8 @@ from minisgl_operator.api.objects import Manifest, condition_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.facts.rollout.waves import State
 from minisgl_operator.facts.wanted import takes_requests
-from minisgl_operator.facts.waves import State
 from minisgl_operator.render import names
 
 _CHANGES_NO_PODS: Final = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from minisgl.engine.batch import StepSize
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
 
@@ -35,21 +35,6 @@ that a launch takes up to twice as long there, and the results of the step befor
 _BYTES_PER_SECOND: Final = 4e12
 _FLOPS: Final = 6e14
 """Operations per second of matrix products with many rows, on a Hopper GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepSize:
-    """Size of a captured step."""
-
-    decode: int
-    """Decode rows."""
-    tokens: int = 0
-    """Prompt tokens. Tokens that are missing form one more segment of the dummy slot, so that no kernel computes with
-    undefined values."""
-    segments: int = 0
-    """Most prompt segments, without the one of the padding."""
-    prefix: bool = True
-    """Whether segments may begin behind a prefix."""
 
 
 def graph_sizes(largest: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from minisgl.engine.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
+from minisgl.engine.start.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.models.config import ModelConfig
 from minisgl.wire.plan import StepPlan
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.engine.capture import captured, padding_step
+from minisgl.engine.graphs.capture import captured, padding_step
+from minisgl.engine.graphs.step_graphs import StepGraph
 from minisgl.engine.logits_processors import MANY_TOPS, StepProcessors
 from minisgl.engine.runner import Runner
-from minisgl.engine.step_graphs import StepGraph
 
 
 class SamplingGraph:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from minisgl.attention.cascade import CascadeLayout
-from minisgl.engine.batch import DeviceStep, PackedStep
-from minisgl.engine.graph_sizes import StepSize
+from minisgl.engine.batch import DeviceStep, PackedStep, StepSize
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import StepPlan
 

@@ -102,13 +102,12 @@ class GangStarts:
         return any(pod in replica.pods and self._deadline(replica) is not None for replica in self.replicas)
 
     @property
-    def seconds_until_change(self) -> float | None:
-        """Seconds until a replica goes back to no pods, or a pause ends; None without either."""
-        if not self.managed:
-            return None
-        moments = [moment for each in self.replicas for moment in (self._deadline(each), _pause_end(each)) if moment]
-        coming = [moment for moment in moments if moment > self.now]
-        return (min(coming) - self.now).total_seconds() if coming else None
+    def next_change(self) -> datetime | None:
+        """Time at which a replica goes back to no pods, or a pause ends; None without either."""
+        deadlines = (self._deadline(each) for each in self.replicas)
+        pauses = (_pause_end(each) for each in self.replicas if self._in_turn and each.size == 0)
+        moments = (*deadlines, *pauses)
+        return min((each for each in moments if each is not None and each > self.now), default=None)
 
     @property
     def _in_turn(self) -> bool:

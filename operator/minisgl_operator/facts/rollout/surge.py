@@ -24,10 +24,10 @@ def auto_strategy(replicas: Iterable[Replica], now: datetime) -> Strategy:
     return "NoRoom" if any(end is not None and end <= now for end in ends) else "Surge"
 
 
-def seconds_until_surge_ends(replicas: Iterable[Replica], now: datetime) -> float | None:
-    """Seconds until an additional replica has waited too long; None without one."""
-    coming = [end for replica in replicas if (end := _end(replica)) is not None and end > now]
-    return (min(coming) - now).total_seconds() if coming else None
+def surge_end(replicas: Iterable[Replica], now: datetime) -> datetime | None:
+    """Time at which an additional replica has waited too long; None if none waits, or one already has."""
+    end = min((end for replica in replicas if (end := _end(replica)) is not None), default=None)
+    return None if end is None or end <= now else end
 
 
 def _end(replica: Replica) -> datetime | None:

@@ -11,10 +11,11 @@ import torch
 from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.paged import PagedAttention
-from minisgl.engine.capture import captured, padding_step
-from minisgl.engine.graph_sizes import StepSize, cascade_sizes, fitting_size, graph_sizes, prefers_cascade
+from minisgl.engine.batch import StepSize
+from minisgl.engine.graphs.capture import captured, padding_step
+from minisgl.engine.graphs.sizes import cascade_sizes, fitting_size, graph_sizes, prefers_cascade
 from minisgl.engine.runner import Runner
-from minisgl.engine.warm_up import representative_layers
+from minisgl.engine.start.warm_up import representative_layers
 from minisgl.wire.plan import IntArray, StepPlan
 
 

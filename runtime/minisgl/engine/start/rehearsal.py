@@ -15,11 +15,11 @@ from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine import kv_pool
-from minisgl.engine.dummy_steps import run_eagerly, step_limits
 from minisgl.engine.runner import Runner, attention_shape
+from minisgl.engine.start import kv_pool
+from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
+from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
 from minisgl.engine.tables import Tables
-from minisgl.engine.warm_up import representative_layers, warm_up_plans
 from minisgl.kernels.build.triton import replaced
 from minisgl.kernels.stored_kv import KVScales
 from minisgl.models.config import ModelConfig

@@ -88,12 +88,17 @@ def retry_of(replica: Replica, status: Mapping[str, Any], window: timedelta, now
             errors=_with_error(before, _error_of(replica)),
             waits=True,
         )
-    if previous is not None and (since := replica.ready_since) is not None:
-        # The start may have taken longer than `window`. A clock of a node may be behind, or ahead.
-        since = min(max(since, previous.failed_at), now)
-        if now >= since + previous.pause + window:
-            return None
+    if previous is not None and (end := forgotten_at(previous, replica, window, now)) is not None and now >= end:
+        return None
     return previous
+
+
+def forgotten_at(retry: Retry, replica: Replica, window: timedelta, now: datetime) -> datetime | None:
+    """Time at which the failures of a replica are forgotten if it serves until then; None while it does not serve."""
+    if replica.ready_since is None:
+        return None
+    # The start may have taken longer than `window`. A clock of a node may be behind, or ahead.
+    return min(max(replica.ready_since, retry.failed_at), now) + retry.pause + window
 
 
 def _previous(replica: Replica, status: Mapping[str, Any]) -> Retry | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.engine.dummy_steps import StepLimits, dummy_plan, run_eagerly
 from minisgl.engine.runner import Runner
+from minisgl.engine.start.dummy_steps import StepLimits, dummy_plan, run_eagerly
 
 
 def measure_step(runner: Runner, limits: StepLimits) -> int:

@@ -35,12 +35,11 @@ class Progress:
     failure_recorded: bool = False
     elapsed_seconds: int = 0
 
-    def seconds_until_deadline(self, settings: RolloutSpec, now: datetime) -> float | None:
-        """Seconds until the revision is given up unless it serves; None if there is no limit."""
+    def deadline(self, settings: RolloutSpec) -> datetime | None:
+        """Time at which the revision is given up unless it serves; None if there is no limit."""
         if self.started_at is None or self.served or self.failure or self.stable in (None, self.revision):
             return None
-        end = self.started_at + timedelta(seconds=settings.progress_deadline_seconds)
-        return max(0.0, (end - now).total_seconds())
+        return self.started_at + timedelta(seconds=settings.progress_deadline_seconds)
 
 
 def progress_of(
@@ -88,7 +87,7 @@ def progress_of(
     failed = next((each for each in new if each.phase == "Failed"), None)
     if failed is not None:
         return Progress(revision, stable, started, served, f"{failed.name} has failed{_last_output(failed)}")
-    if found.seconds_until_deadline(settings, now) == 0:
+    if (deadline := found.deadline(settings)) is not None and deadline <= now:
         text = f"no replica served within {settings.progress_deadline_seconds} s{_cause(new, refusal)}"
         return Progress(revision, stable, started, served, text)
     return found
