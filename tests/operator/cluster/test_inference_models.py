@@ -72,7 +72,7 @@ STATUS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def cluster(control_plane: LocalControlPlane) -> LocalControlPlane:
     control_plane.apply(crd())
-    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{NAME}", "--timeout=90s")
+    control_plane.wait_for_definition(NAME)
     control_plane.kubectl("create", "namespace", NAMESPACE)
     # Established: requests are served. kubectl finds the short name a little later.
     end = time.monotonic() + 90

@@ -27,6 +27,7 @@ from cluster.components import ControlPlane
 from support.launcher.ports import free_port
 
 READY_SECONDS: Final = 180.0
+DEFINITION_SECONDS: Final = 90.0
 SERVICE_CIDR: Final = "10.96.0.0/16"
 
 
@@ -62,6 +63,15 @@ class LocalControlPlane:
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def wait_for_definition(self, name: str) -> None:
+        """Wait until objects of a CustomResourceDefinition can be created. `kubectl wait` fails while it has no
+        conditions yet."""
+        path = '-o=jsonpath={.status.conditions[?(@.type=="Established")].status}'
+        deadline = time.monotonic() + DEFINITION_SECONDS
+        while self.kubectl("get", f"crd/{name}", path, check=False).stdout != "True":
+            assert time.monotonic() < deadline, f"{name} is not established after {DEFINITION_SECONDS} s"
+            time.sleep(0.05)
 
     def audit(self) -> list[dict[str, Any]]:
         """All requests so far, oldest first, as audit.k8s.io/v1 events at level Metadata."""

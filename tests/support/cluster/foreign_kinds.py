@@ -13,7 +13,7 @@ def define(plane: LocalControlPlane, kinds: Mapping[str, Sequence[str]]) -> None
     found = [(version, kind) for version, names in kinds.items() for kind in names]
     plane.apply(*(_definition(version, kind) for version, kind in found))
     for version, kind in found:
-        plane.kubectl("wait", "--for=condition=Established", f"crd/{_plural(kind)}.{version.split('/')[0]}")
+        plane.wait_for_definition(f"{_plural(kind)}.{version.split('/')[0]}")
 
 
 def _plural(kind: str) -> str:

@@ -220,7 +220,7 @@ class OperatedCluster:
     def install(self) -> None:
         """Install the CRD."""
         self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
-        self.control_plane.kubectl("wait", "--for=condition=Established", f"crd/{MODEL.title}")
+        self.control_plane.wait_for_definition(MODEL.title)
 
     def apply(self, body: Manifest) -> Manifest:
         """Create or change an object in this namespace, as kubectl does."""
