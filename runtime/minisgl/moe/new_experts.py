@@ -68,9 +68,7 @@ def _new_blocks(parameters: Parameters, experts: list[_Part], outputs: int, inpu
     return Fp8Weight(values, scales)
 
 
-def _new_int4(
-    parameters: Parameters, experts: list[_Part], outputs: int, inputs: int, group_size: int
-) -> Int4Weight:
+def _new_int4(parameters: Parameters, experts: list[_Part], outputs: int, inputs: int, group_size: int) -> Int4Weight:
     blocks = len(experts), outputs // OUTPUTS
     words = parameters.new(*blocks, inputs * OUTPUTS // WORD, dtype=torch.int32)
     scales = parameters.new(*blocks, inputs // group_size * OUTPUTS, dtype=torch.int32)

@@ -34,11 +34,11 @@ from minisgl.scheduler.request import ERROR, STOP, Completed, LateRows, Phase, R
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.shares import Shares, has_share
-from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
+from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Failure, RequestError, StepOutput
 from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
 from minisgl.scheduler.validation import request_from_submit
-from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, PromptLogprobs, Submit
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Counters, PromptLogprobs, Submit
 from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, RowLogprobs, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Scheduler:
         self._arrivals += 1
         if request.tenant not in self.table.rows_of and request.tenant not in self.queue.tenants:
             self._shares.join(request.tenant, (*self.table.rows_of, *self.queue.tenants), self.now)
-        if message.grammar:
+        if message.constraint.grammar:
             if self._grammars is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
             request.constraint = self._grammars.ready(message, self._vocabulary)
