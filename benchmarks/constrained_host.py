@@ -34,7 +34,7 @@ from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.mask_thread import MaskThread, Task
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.wire.messages import Submit
+from minisgl.wire.messages import AnswerConstraint, SamplingParams, Submit
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.text import StructuredOutput
 from stub_engine import StubEngine
@@ -168,10 +168,12 @@ def _run(limits: EngineLimits, compiler: ConstraintCompiler, grammar: str, seed:
         prompt = draw.integers(1000, 100_000, _PROMPT_TOKENS, dtype=np.int32).tobytes()
         scheduler.submit(
             Submit(
-                id=row.to_bytes(16, "big"), prompt=prompt, max_tokens=_TOKENS, seed=row, grammar=grammar,
-                ignore_eos=not grammar,
+                id=row.to_bytes(16, "big"),
+                prompt=prompt,
+                params=SamplingParams(max_tokens=_TOKENS, seed=row, ignore_eos=not grammar),
+                constraint=AnswerConstraint(grammar=grammar),
             )
-        )  # fmt: skip
+        )
     while scheduler.has_work and scheduler.table.num_in_use < limits.max_running:
         scheduler.now = time.monotonic()
         loop.step()

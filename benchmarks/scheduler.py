@@ -32,7 +32,7 @@ from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
-from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Submit, Tokens, Welcome
+from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, SamplingParams, Submit, Tokens, Welcome
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.sockets import Codec, open_socket
 from stub_engine import StubEngine
@@ -259,12 +259,10 @@ def _submit(
     *,
     processed: bool = False,
 ) -> None:
-    message = Submit(
-        id=number.to_bytes(16, "big"), prompt=prompt.tobytes(), max_tokens=tokens, seed=number, ignore_eos=True
-    )
+    params = SamplingParams(max_tokens=tokens, seed=number, ignore_eos=True)
     if processed:
-        message = msgspec.structs.replace(message, top_k=20, top_p=0.95, presence_penalty=1.0, frequency_penalty=0.2)
-    socket.send(codec.encode(message))
+        params = msgspec.structs.replace(params, top_k=20, top_p=0.95, presence_penalty=1.0, frequency_penalty=0.2)
+    socket.send(codec.encode(Submit(id=number.to_bytes(16, "big"), prompt=prompt.tobytes(), params=params)))
 
 
 def _receive_finished(socket: Any, codec: Codec[FromScheduler]) -> int:

@@ -87,8 +87,8 @@ class ToyGrammars:
         self._vocab_size = vocab_size
 
     def ready(self, message: Submit, vocabulary: Vocabulary) -> Constraint | None:
-        grammar = msgspec.json.decode(message.grammar, type=ToyGrammar)
-        if message.output or message.grammar not in self.known or not grammar.valid:
+        grammar = msgspec.json.decode(message.constraint.grammar, type=ToyGrammar)
+        if message.output or message.constraint.grammar not in self.known or not grammar.valid:
             return None
         return self._constraint(grammar, message, vocabulary)
 
@@ -108,7 +108,7 @@ class ToyGrammars:
             request, message, vocabulary, future = self.started.pop()
             if future.cancelled():
                 continue
-            grammar = msgspec.json.decode(message.grammar, type=ToyGrammar)
+            grammar = msgspec.json.decode(message.constraint.grammar, type=ToyGrammar)
             if grammar.valid:
                 future.set_result(self._constraint(grammar, message, vocabulary))
             else:
@@ -140,44 +140,44 @@ def allowed_tokens(message: Submit, output: Sequence[int], vocab_size: int, eos_
     if not message.is_constrained:
         return set(range(vocab_size))
     eos = frozenset(eos_ids)
-    grammar = msgspec.json.decode(message.grammar, type=ToyGrammar) if message.grammar else None
+    grammar = msgspec.json.decode(message.constraint.grammar, type=ToyGrammar) if message.constraint.grammar else None
     everything = set(range(vocab_size))
     tokens, text = everything, list(output)
-    if message.thinking is not None and (grammar is not None or message.thinking.budget >= 0):
-        forced, within, text = _reasoning(message.thinking, output, once=grammar is not None)
+    if message.constraint.thinking is not None and (grammar is not None or message.constraint.thinking.budget >= 0):
+        forced, within, text = _reasoning(message.constraint.thinking, output, once=grammar is not None)
         if forced is not None:
             return {forced}
         tokens = everything if within or grammar is None else grammar.allowed(text, vocab_size, eos)
-        if grammar is not None and within and not message.ignore_eos:
+        if grammar is not None and within and not message.params.ignore_eos:
             # The end of an answer that has only reasoned would look like a complete one.
             tokens = tokens - eos
         if grammar is not None and not output and not within:
-            tokens = tokens | {message.thinking.start[0]}
+            tokens = tokens | {message.constraint.thinking.start[0]}
         follows = grammar is not None and not within
     else:
         tokens = everything if grammar is None else grammar.allowed(text, vocab_size, eos)
         follows = grammar is not None
-    stops = set(message.stop_token_ids)
+    stops = set(message.params.stop_token_ids)
     if follows and tokens & eos:
         tokens = tokens | stops
-    ends = stops | (eos if grammar is not None or not message.ignore_eos else set())
-    if message.allowed_token_ids:
-        tokens = tokens & ({*message.allowed_token_ids} | (ends if grammar is not None else set()))
-    for *start, last in message.bad_words:
+    ends = stops | (eos if grammar is not None or not message.params.ignore_eos else set())
+    if message.params.allowed_token_ids:
+        tokens = tokens & ({*message.params.allowed_token_ids} | (ends if grammar is not None else set()))
+    for *start, last in message.constraint.bad_words:
         if list(output[len(output) - len(start) :]) == start and len(output) >= len(start):
             tokens = tokens - {last}
-    if len(output) < message.min_tokens:
+    if len(output) < message.params.min_tokens:
         tokens = tokens - ends or tokens
-    elif message.ignore_eos and follows:
+    elif message.params.ignore_eos and follows:
         tokens = tokens - eos or tokens
     return tokens
 
 
 def eos_ends(message: Submit, output: Sequence[int]) -> bool:
     """True when an EOS behind `output` ends the answer even if ignored: it is allowed only where nothing else is."""
-    if not message.grammar or message.thinking is None:
-        return bool(message.grammar)
-    forced, within, _ = _reasoning(message.thinking, output, once=True)
+    if not message.constraint.grammar or message.constraint.thinking is None:
+        return bool(message.constraint.grammar)
+    forced, within, _ = _reasoning(message.constraint.thinking, output, once=True)
     return not within and forced is None
 
 

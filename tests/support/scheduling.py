@@ -19,6 +19,7 @@ from minisgl.scheduler.step_output import Failure, StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from minisgl.wire.plan import StepPlan
 from support.constrained import ToyGrammars, allowed_tokens, eos_ends
+from support.messages import submit_of
 from support.numerics.kv_engine import KvEngine, prompt_scores, reference
 from support.scheduler_audit import check
 from support.timed_engine import TimedEngine
@@ -43,17 +44,17 @@ class Answer:
         return list(map(int, np.frombuffer(self.submit.prompt, np.int32)))
 
     def expected(self) -> list[int]:
-        eos = set() if self.submit.ignore_eos else set(EOS)
-        eos |= set(self.submit.stop_token_ids)
+        eos = set() if self.submit.params.ignore_eos else set(EOS)
+        eos |= set(self.submit.params.stop_token_ids)
         tokens = reference(
             self.prompt,
-            self.submit.seed,
-            self.submit.max_tokens,
+            self.submit.params.seed or 0,
+            self.submit.params.max_tokens or 0,
             VOCAB,
             eos,
             lambda output: allowed_tokens(self.submit, output, VOCAB, EOS),
         )
-        return self._until_grammar_ends(tokens) if self.submit.ignore_eos else tokens
+        return self._until_grammar_ends(tokens) if self.submit.params.ignore_eos else tokens
 
     def _until_grammar_ends(self, tokens: list[int]) -> list[int]:
         """`tokens` up to an EOS that ends them although the request ignores EOS: the only token that was allowed."""
@@ -64,11 +65,11 @@ class Answer:
 
     def check_scores(self) -> None:
         """Check the log-probabilities so far: none is missing between the first and the last."""
-        if self.submit.logprobs >= 0:
+        if self.submit.params.logprobs is not None:
             assert self.scores == self.tokens
         else:
             assert not self.scores
-        expected = prompt_scores(self.prompt) if self.submit.prompt_logprobs >= 0 else []
+        expected = prompt_scores(self.prompt) if self.submit.params.prompt_logprobs is not None else []
         assert self.prompt_scores == (expected if self.tokens else expected[: len(self.prompt_scores)])
 
 
@@ -128,11 +129,11 @@ class Harness:
     def submit(self, prompt: list[int], max_tokens: int = 8, **options: object) -> Answer:
         request_id = next(self._ids).to_bytes(16, "big")
         options.setdefault("seed", 0)
-        message = Submit(
+        message = submit_of(
             id=request_id,
             prompt=np.array(prompt, np.int32).tobytes(),
             max_tokens=max_tokens,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         self.scheduler.submit(message)
         self.answers[request_id] = Answer(message)
@@ -186,7 +187,7 @@ class Harness:
             answer = self.answers[message.id]
             assert not answer.tokens, "the prompt's scores come before the answer"
             assert message.start == len(answer.prompt_scores) + 1, "a score was lost or came twice"
-            answer.prompt_scores += _scores(message.logprobs, answer.submit.prompt_logprobs)
+            answer.prompt_scores += _scores(message.logprobs, answer.submit.params.prompt_logprobs or 0)
         for row in range(len(output.tokens)):
             answer = self.answers[output.ids[row].tobytes()]
             assert answer.finish is None and answer.failure is None, "a token after the end"
@@ -195,10 +196,10 @@ class Harness:
             answer.finish = FINISH_REASONS[int(output.finish[row])]
             answer.cached = int(output.cached[row])
             if row in output.logprobs:
-                answer.scores += _scores(output.logprobs[row], answer.submit.logprobs)
+                answer.scores += _scores(output.logprobs[row], answer.submit.params.logprobs or 0)
             answer.check_scores()
         for _, request_id in output.accepted:
-            assert self.answers[request_id].submit.grammar
+            assert self.answers[request_id].submit.constraint.grammar
             self.answers[request_id].is_compiled = True
         for failure in output.failures:
             self.answers[failure.id].failure = failure

@@ -22,7 +22,7 @@ def load_of(observed: Observed, left_out: Collection[str] = ()) -> Load:
         and _may_have_requests(pod, observed)
     ]
     reports = [report for pod in frontends if (report := observed.report(pod)) is not None]
-    complete = bool(reports) and len(reports) == len(frontends) and all("idle_seconds" in report for report in reports)
+    complete = bool(reports) and len(reports) == len(frontends)
     return Load(
         held=sum(_count(report.get("held")) for report in reports),
         replicas=_replica_loads(reports),
@@ -38,7 +38,7 @@ def _may_have_requests(pod: Manifest, observed: Observed) -> bool:
 
 
 def _idle_seconds(reports: Iterable[Report]) -> float | None:
-    """The shortest time without a request of any frontend; None if one of version 0.1.0 does not report it."""
+    """The shortest time without a request of any frontend; None if one of them is unknown."""
     seconds = [_number(report.get("idle_seconds")) for report in reports]
     known = [each for each in seconds if each is not None]
     return min(known) if known and len(known) == len(seconds) else None

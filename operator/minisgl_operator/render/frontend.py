@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, SCHEDULER_PORT
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.api.types import FrontendSpec, InferenceModel
+from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import names, peer_secret, pods, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.defaults import Defaults
@@ -18,7 +18,6 @@ _LEAVES_NODE_AFTER: Final = 30
 """Seconds after which a frontend is created elsewhere, instead of the 300 s that Kubernetes lets it wait for its node
 to return. Nothing is lost with it: the containers of a kubelet that stopped alone drain when it is back."""
 _NODE_STATES: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_LEAVE_SECONDS: Final = FrontendSpec().leave_seconds
 
 
 def revision(model: InferenceModel, defaults: Defaults) -> str:
@@ -85,8 +84,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         *("--control-port", str(CONTROL_PORT)),
         *("--port", str(HTTP_PORT)),
         *("--drain-timeout", str(model.spec.drain_seconds)),
-        # A frontend image of version 0.1.0 does not have this flag.
-        *(() if frontend.leave_seconds == _LEAVE_SECONDS else ("--leave-timeout", str(frontend.leave_seconds))),
+        *("--leave-timeout", str(frontend.leave_seconds)),
         *("--served-model-name", *model.served_names),
     ]
     peers = peer_secret.volume(model.name)

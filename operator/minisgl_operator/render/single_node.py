@@ -32,7 +32,7 @@ def with_pods_of_claim(model: InferenceModel, affinity: dict[str, Any]) -> dict[
     pod_affinity = affinity.get("podAffinity") or {}
     if claim(model) is None or pod_affinity.get(_REQUIRED):
         return affinity
-    # Labels that pods have had since version 0.1.0, so that engines that run at an upgrade are found too.
+    # Labels that pods of all versions have, so that engines that run at an upgrade are found too.
     selector = {
         "matchLabels": {names.NAME_LABEL: names.APPLICATION, names.INSTANCE_LABEL: model.name},
         "matchExpressions": [

@@ -159,7 +159,7 @@ class Prober:
         while True:
             began = clock()
             self._received(key, pod, await self._request(session, key, pod, wait=True))
-            # Frontends of version 0.1.0 answer at once, as do those that hold a request until the model is started.
+            # Frontends that hold a request answer at once until the model is started.
             await asyncio.sleep(max(0.0, began + self._seconds - clock()))
 
     def _urgent_first(self, targets: Sequence[Target]) -> Iterator[Target]:

@@ -245,7 +245,7 @@ def _from_report(report: Report, failure: Report | None) -> dict[str, Any]:
 
 
 def _data_types(reported: Any) -> dict[str, str] | None:
-    """`data_types` of a report under their names in the status; None: not reported, as by version 0.1.0."""
+    """`data_types` of a report under their names in the status; None: not reported."""
     if not isinstance(reported, Mapping):
         return None
     found = {"weights": reported.get("weights"), "kvCache": reported.get("kv_cache")}

@@ -26,9 +26,7 @@ from minisgl.wire.messages import REQUEST_ID_BYTES, Flush, Flushed
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
-    CHECK_CONSTRAINTS,
     NOT_TAKEN,
-    REQUESTS_WAIT,
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
@@ -220,18 +218,14 @@ class TokenizerPool:
     async def check_constraints(
         self, constraints: Sequence[StructuredOutput], *, was_held: bool = False
     ) -> tuple[ConstraintProblem | None, ...]:
-        """Return the problem of each constraint in turn, up to the first one that has any. It needs no engine. Workers
-        of older versions check none. Raises ApiError when new requests are rejected, when no worker is connected, or
-        when one is lost meanwhile."""
+        """Return the problem of each constraint in turn, up to the first one that has any. It needs no engine. Raises
+        ApiError when new requests are rejected, when no worker is connected, or when one is lost meanwhile."""
         self._check_taken(was_held=was_held)
         connected = [link for link in self._links if link.is_connected]
         if not connected:
             raise ApiError.from_code(ENGINE_UNAVAILABLE, f"{self._links[0].problem(self._stale_seconds)}; retry")
-        links = [link for link in connected if CHECK_CONSTRAINTS in link.features]
-        if not links:
-            return (None,) * len(constraints)
         question = CheckConstraints(id=secrets.token_bytes(REQUEST_ID_BYTES), constraints=tuple(constraints))
-        reply = await min(links, key=lambda link: link.load).ask(question)
+        reply = await min(connected, key=lambda link: link.load).ask(question)
         assert isinstance(reply, CheckedConstraints)
         return reply.problems
 
@@ -343,8 +337,6 @@ class _Link:
         self.replicas: tuple[ReplicaView, ...] = ()
         self.parked = 0
         """Choices in the worker that wait for an engine."""
-        self.features: tuple[str, ...] = ()
-        """Messages that the worker knows."""
         self.knows_load = False
         """The worker has been connected to an engine, or has found that there is none."""
         self._reported_wait = False
@@ -398,7 +390,7 @@ class _Link:
 
     def report_wait(self, waits: bool) -> None:
         """Tell the worker whether requests wait for an engine, if it does not know yet."""
-        if waits != self._reported_wait and REQUESTS_WAIT in self.features:
+        if waits != self._reported_wait and self.is_connected:
             self._reported_wait = waits
             self._send(_frame(RequestsWait(waits)))
 
@@ -492,7 +484,7 @@ class _Link:
             # Read late, from a worker that is lost; nothing else will arrive from it.
             return
         self._last_state_at = asyncio.get_running_loop().time()
-        if state.version not in (TEXT_WIRE_VERSION, TEXT_WIRE_VERSION - 1):
+        if state.version != TEXT_WIRE_VERSION:
             self._lose(f"the tokenizer worker's wire version is {state.version}, not {TEXT_WIRE_VERSION}; update it")
             return
         self.is_connected = True
@@ -504,7 +496,6 @@ class _Link:
         if state.parked > self.parked:
             self._requests.held.notify()
         self.parked = state.parked
-        self.features = state.features
         self.knows_load |= state.status is not None or state.no_engines
         self._reason = state.reason
         # A restarted worker counts from 0.
@@ -520,7 +511,6 @@ class _Link:
         self.model = None
         self.replicas = ()
         self.parked = 0
-        self.features = ()
         self.knows_load = False
         self._reported_wait = False
         self.is_connected = False

@@ -42,7 +42,7 @@ def load_flashinfer() -> Any:
 def architecture_of(folder: Path) -> str:
     """Architecture of flashinfer's kernels in `folder`, such as `9.0a`."""
     file = folder / ARCHITECTURE_FILE
-    # Version 0.1.0 wrote no such file and compiled for Hopper.
+    # A folder that has none of its kernels has no such file.
     return file.read_text().strip() if file.is_file() else "9.0a"
 
 

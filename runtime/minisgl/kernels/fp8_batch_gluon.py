@@ -172,9 +172,7 @@ def _add(
 
 
 @gluon.jit
-def _add_parts(
-    sums, counter, out, unit, row, column, splits, rows, outputs, CELL: gl.constexpr, CELLS: gl.constexpr
-):
+def _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, CELL: gl.constexpr, CELLS: gl.constexpr):
     """Add up some of the rows from `row` on, eight at a time, after all programs that share the tile have stored their
     sums. The last one sets the counter to zero."""
     SIZE: gl.constexpr = _HALF * _BLOCK

@@ -13,8 +13,8 @@ import msgspec
 from minisgl.wire.status import DataTypes
 
 IMPORTED: Final = "standing by"
-"""Progress of a standby that has done its imports. Version 0.1.0 knows this text: a launcher outlives an installation
-of another version, whose children it then starts."""
+"""Progress of a standby that has done its imports. The text stays: a launcher outlives an installation of another
+version, whose children it then starts."""
 
 STACKS_SIGNAL: Final = signal.SIGQUIT
 """Has a child write the stacks of its threads to stderr."""

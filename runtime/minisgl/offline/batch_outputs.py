@@ -26,9 +26,10 @@ class BatchOutputs:
 
     def __init__(self, submits: Sequence[Submit]) -> None:
         self._prompts = [np.frombuffer(submit.prompt, "<i4") for submit in submits]
-        self._logprobs: dict[int, list[Logprob]] = {i: [] for i, each in enumerate(submits) if each.logprobs >= 0}
+        params = [submit.params for submit in submits]
+        self._logprobs: dict[int, list[Logprob]] = {i: [] for i, one in enumerate(params) if one.logprobs is not None}
         self._prompt_logprobs: dict[int, list[Logprob]] = {
-            i: [] for i, each in enumerate(submits) if each.prompt_logprobs >= 0
+            i: [] for i, one in enumerate(params) if one.prompt_logprobs is not None
         }
         self._log: list[IntArray] = []
         """Each [3, _CHUNK]: number of the request, index in its answer, token. The last one has `_filled` columns."""

@@ -36,9 +36,9 @@ from minisgl.offline.tokenizer import OfflineTokenizer
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.step_output import Counters, RequestError
+from minisgl.scheduler.step_output import RequestError
 from minisgl.tokenizer.model_files import load_model_files
-from minisgl.wire.messages import SamplingParams, Submit
+from minisgl.wire.messages import Counters, SamplingParams, Submit
 from minisgl.wire.text import Generate
 
 _PROGRESS_FROM: Final = 8

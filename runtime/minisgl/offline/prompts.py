@@ -6,7 +6,7 @@ import os
 import random
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Final, cast
 
 import msgspec
 import numpy as np
@@ -16,10 +16,9 @@ from minisgl.engine.interface import EngineLimits
 from minisgl.errors import CodedError
 from minisgl.grammar.build import build
 from minisgl.offline.outputs import OfflineError
-from minisgl.tokenizer.answer_constraints import Constraints as RowConstraints
 from minisgl.tokenizer.session import submit_message
-from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
-from minisgl.wire.text import ChatMessage, Generate, StructuredOutput
+from minisgl.wire.messages import REQUEST_ID_BYTES, UNCONSTRAINED, AnswerConstraint, SamplingParams, Submit
+from minisgl.wire.text import ChatMessage, Generate, RequestOptions, StructuredOutput
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -30,6 +29,8 @@ Params = SamplingParams | Sequence[SamplingParams]
 
 Constraints = StructuredOutput | Sequence[StructuredOutput | None] | None
 """Constraint of all answers, or a sequence with that of each answer; None: any text."""
+
+_WHOLE: Final = RequestOptions(stream=False)
 
 
 def requests_from_prompts(
@@ -59,13 +60,15 @@ def submits_from_tokens(requests: Sequence[Generate], limits: EngineLimits) -> l
     """Messages for the scheduler from prompts of token ids, without a tokenizer. Raises OfflineError and
     GrammarError."""
     # The grammar of a large schema takes longer than all else, and prompts of one call often have the same.
-    wanted = {one for request in requests if (one := request.structured_output) is not None}
-    grammars: dict[StructuredOutput | None, RowConstraints] = {one: RowConstraints(build(one)) for one in wanted}
-    grammars[None] = RowConstraints()
-    return [_submit(request, limits, grammars[request.structured_output]) for request in requests]
+    wanted = {one for request in requests if (one := request.options.structured_output) is not None}
+    grammars: dict[StructuredOutput | None, AnswerConstraint] = {
+        one: AnswerConstraint(grammar=build(one)) for one in wanted
+    }
+    grammars[None] = UNCONSTRAINED
+    return [_submit(request, limits, grammars[request.options.structured_output]) for request in requests]
 
 
-def _submit(generate: Generate, limits: EngineLimits, constraints: RowConstraints) -> Submit:
+def _submit(generate: Generate, limits: EngineLimits, constraint: AnswerConstraint) -> Submit:
     params = generate.params
     if generate.tokens is None or params.stop:
         raise OfflineError(
@@ -76,7 +79,7 @@ def _submit(generate: Generate, limits: EngineLimits, constraints: RowConstraint
         generate.tokens,
         max_tokens=params.max_tokens or limits.max_model_len - len(generate.tokens) // 4,
         seed=random.getrandbits(63) if params.seed is None else params.seed,
-        constraints=constraints,
+        constraint=constraint,
     )
 
 
@@ -138,18 +141,19 @@ def _constrained(requests: list[Generate], constraints: Constraints) -> list[Gen
                 raise OfflineError(error.code, f"prompt {number}: {error.message}") from error
             valid.add(one)
     return [
-        msgspec.structs.replace(request, structured_output=one) for request, one in zip(requests, each, strict=True)
+        msgspec.structs.replace(request, options=msgspec.structs.replace(_WHOLE, structured_output=one))
+        for request, one in zip(requests, each, strict=True)
     ]
 
 
 def _generate(number: int, prompt: Prompt, params: SamplingParams) -> Generate:
     if isinstance(prompt, str):
-        return Generate(id=os.urandom(REQUEST_ID_BYTES), prompt=prompt, params=params, stream=False)
+        return Generate(id=os.urandom(REQUEST_ID_BYTES), prompt=prompt, params=params, options=_WHOLE)
     try:
         tokens = array("i", prompt).tobytes()
     except (TypeError, OverflowError) as error:
         raise OfflineError("invalid_prompt", f"prompt {number}: expected a text or token ids: {error}") from error
-    return Generate(id=os.urandom(REQUEST_ID_BYTES), tokens=tokens, params=params, stream=False)
+    return Generate(id=os.urandom(REQUEST_ID_BYTES), tokens=tokens, params=params, options=_WHOLE)
 
 
 def _generate_chat(number: int, messages: Sequence[Message], params: SamplingParams) -> Generate:
@@ -157,4 +161,4 @@ def _generate_chat(number: int, messages: Sequence[Message], params: SamplingPar
         turns = msgspec.convert(list(messages), tuple[ChatMessage, ...])
     except msgspec.ValidationError as error:
         raise OfflineError("invalid_prompt", f"conversation {number}: {error}") from error
-    return Generate(id=os.urandom(REQUEST_ID_BYTES), messages=turns, params=params, stream=False)
+    return Generate(id=os.urandom(REQUEST_ID_BYTES), messages=turns, params=params, options=_WHOLE)

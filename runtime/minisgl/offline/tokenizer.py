@@ -53,7 +53,7 @@ class OfflineTokenizer:
         submits = [message for message in self._session.take_to_scheduler() if isinstance(message, Submit)]
         wanted = [request.params.prompt_logprobs for request in requests]
         return [
-            submit if count is None else replace(submit, prompt_logprobs=count)
+            submit if count is None else replace(submit, params=replace(submit.params, prompt_logprobs=count))
             for submit, count in zip(submits, wanted, strict=True)
         ]
 

@@ -47,7 +47,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     ranks_per_pod: int
     pod_index: int
     pod: Name
-    topology: PodTopology = msgspec.field(name="place")
+    topology: PodTopology
     proof: Proof = ""
     """Proof of PeerSecret for `join`, replica, revision, index and name of the pod."""
 
@@ -121,7 +121,7 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     epoch: Epoch
     rank: int
     exit_code: int
-    terminated_by_us: bool = msgspec.field(name="told_to_end")
+    terminated_by_us: bool
     """A launcher killed it: the exit is no failure of its own."""
     code: Name
     """Code of its start error; empty when it reported none."""

@@ -12,7 +12,7 @@ def model_difference(before: ModelCard, now: ModelCard, length: int) -> str:
     if differing := differing_files(before.tokenizer_hashes, now.tokenizer_hashes):
         return f"its tokenizer files changed ({', '.join(differing)}); send the request again"
     if not before.revision or not now.revision:
-        return "an engine has not reported its model's revision, as none of version 0.1.0 does; send the request again"
+        return "an engine could not determine its model's revision; send the request again"
     if before.revision != now.revision:
         return f"the model's revision changed from {before.revision} to {now.revision}; send the request again"
     if before.vocab_size != now.vocab_size:

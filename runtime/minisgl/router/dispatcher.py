@@ -47,11 +47,6 @@ DRAINING: Final = "draining"
 UNAVAILABLE: Final = "engine_unavailable"
 UNSUPPORTED: Final = "unsupported_by_engine"
 MODEL_CHANGED: Final = "model_changed"
-_UNKNOWN_FIELDS: Final = {
-    "grammar": "grammars, which structured output and required tools need",
-    "thinking.budget": "a thinking budget",
-}
-"""Names for clients of fields of `Submit`, where they differ."""
 _EXPIRED_ID: Final = bytes(REQUEST_ID_BYTES)
 """Replaces the identifier of an earlier attempt."""
 
@@ -94,13 +89,13 @@ class _Request:
 
     def fits(self, replica: Replica) -> bool:
         """Return whether a replica understands all of the request."""
-        return replica.knows_constraints or not self.submit.newer_fields
+        return not replica.lacks or replica.lacks.isdisjoint(self.submit.features)
 
     def difference(self, replica: Replica) -> str:
         """Return why a replica, now or before it was lost, cannot continue the answer; empty: it can, or is unknown."""
         if self.model is None or replica.known is None:
             return ""
-        length = len(self.submit.prompt) // 4 + self.submit.max_tokens
+        length = len(self.submit.prompt) // 4 + (self.submit.params.max_tokens or 0)
         return model_difference(self.model, replica.known.model, length)
 
     @property
@@ -224,13 +219,14 @@ class Dispatcher:
                     request.wait_seconds = wait_seconds
                 self._resubmit(request)
 
-    def submit(self, submit: Submit) -> None:
-        """Send a new request to a replica, or a known one with token ids of the tokenizer files that are in use now."""
+    def submit(self, submit: Submit, deadline_ms: int = 0) -> None:
+        """Send a new request to a replica, or a known one with token ids of the tokenizer files that are in use now.
+        `deadline_ms`: Unix time in ms after which it ends in an error; 0: none."""
         request = self._requests.get(submit.id)
         if request is None:
             request = _Request(submit.id, submit, self.replicas.files, submit.id)
-            if submit.deadline_ms:
-                request.deadline = self.replicas.now + (submit.deadline_ms - self.unix_ms) / 1000
+            if deadline_ms:
+                request.deadline = self.replicas.now + (deadline_ms - self.unix_ms) / 1000
             self._requests[submit.id] = request
         else:
             assert request.replica is None
@@ -348,7 +344,8 @@ class Dispatcher:
         if candidates:
             self._send_to(self._pick(candidates, request), request)
         elif not request.tokens and self.replicas.routable and not any(map(request.fits, self.replicas)):
-            names = ", ".join(_UNKNOWN_FIELDS.get(name, name) for name in request.submit.newer_fields)
+            unknown = frozenset().union(*(replica.lacks for replica in self.replicas.routable))
+            names = ", ".join(sorted(request.submit.features & unknown))
             self._fail(request, UNSUPPORTED, f"no connected engine knows {names}; update the engines")
         elif able and not request.tokens and request.refusal is not None:
             self._fail(request, request.refusal.code, request.refusal.message)

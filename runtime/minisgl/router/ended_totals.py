@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Final, TypeAlias
+from collections.abc import Collection, Sequence
+from typing import Any, Final, TypeAlias
 
-import msgspec
+from msgspec.structs import replace
 
-from minisgl.wire.messages import Status
+from minisgl.wire.messages import Counters, Status
 
 Start: TypeAlias = "tuple[str, tuple[int, int]]"
 """One start of a replica: its name and epoch."""
-
-COUNTERS: Final = (
-    "queue_times",
-    "queue_seconds",
-    "step_sizes",
-    "step_tokens",
-    "steps",
-    "prompt_tokens",
-    "cached_tokens",
-    "prefill_tokens",
-    "generated_tokens",
-    "preemptions",
-    "finished",
-    "compiled_after_ready",
-)
-"""Fields of a status that are totals since its start."""
 
 _KEPT: Final = 64
 """Starts that may still come back, as after a lost connection. Older ones are added up."""
@@ -58,12 +42,16 @@ class EndedTotals:
 
 def add_counters(status: Status, others: Collection[Status]) -> Status:
     """Return a status with the counters of others added."""
-    columns = {name: [getattr(each, name) for each in (status, *others)] for name in COUNTERS}
-    return msgspec.structs.replace(status, **{name: sum_of(values) for name, values in columns.items()})
+    found = [status, *others]
+    compiled = sum(one.compiled_after_ready for one in found)
+    return replace(status, counters=sum_of([one.counters for one in found]), compiled_after_ready=compiled)
 
 
-def sum_of(values: list[tuple[int, ...]] | list[float]) -> tuple[int, ...] | float:
-    """Return the sum of numbers or of histograms, some of which may be empty: an older engine may send none."""
-    if isinstance(values[0], tuple):
-        return tuple(map(sum, zip(*filter(None, values), strict=False)))
-    return sum(values)
+def sum_of(counters: Sequence[Counters]) -> Counters:
+    """Return the sums of numbers and of histograms."""
+    columns = [(name, [getattr(one, name) for one in counters]) for name in Counters.__struct_fields__]
+    return Counters(**{name: _sum(values) for name, values in columns})
+
+
+def _sum(values: list[Any]) -> Any:
+    return [sum(bucket) for bucket in zip(*values, strict=False)] if isinstance(values[0], list) else sum(values)

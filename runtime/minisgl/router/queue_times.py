@@ -32,19 +32,20 @@ class QueueTimes:
         self._last, self._now = status, now
         if self._samples and now - self._samples[-1].time < _STEP_SECONDS:
             return
-        self._samples.append(_Sample(now, sum(status.queue_times), status.queue_seconds))
+        self._samples.append(_Sample(now, sum(status.counters.queue_times), status.counters.queue_seconds))
         # One sample that is older than the window stays, so that the rest covers all of it.
         while len(self._samples) > 1 and now - self._samples[1].time >= WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
     def mean_ms(self) -> float | None:
-        """Milliseconds; None for an engine that does not report its queue. While none of the waiting requests is
+        """Milliseconds; None before the first status. While none of the waiting requests is
         admitted, the time for which this has been so."""
-        if self._last is None or not self._last.queue_times:
+        if self._last is None:
             return None
         first = self._samples[0]
-        admitted = sum(self._last.queue_times) - first.admitted
+        counters = self._last.counters
+        admitted = sum(counters.queue_times) - first.admitted
         if admitted > 0:
-            return max(0.0, 1000 * (self._last.queue_seconds - first.waited) / admitted)
+            return max(0.0, 1000 * (counters.queue_seconds - first.waited) / admitted)
         return 1000 * (self._now - first.time) if self._last.waiting > self._last.deferred else 0.0

@@ -11,7 +11,7 @@ from minisgl.router.ended_totals import EndedTotals, Start, add_counters, sum_of
 from minisgl.router.queue_times import QueueTimes
 from minisgl.router.routing import PrefixIndex
 from minisgl.tokenizer.file_hashes import differing_files
-from minisgl.wire.messages import END_DRAIN, GRAMMAR, WIRE_VERSION, ModelCard, Status, Welcome
+from minisgl.wire.messages import FEATURES, WIRE_VERSION, ModelCard, Status, Welcome
 from minisgl.wire.status import ReplicaView
 
 STALE_SECONDS: Final = 5.0
@@ -46,6 +46,8 @@ class Replica:
         """None before the first one, and after a loss."""
         self.last_welcome: Welcome | None = None
         """Welcome from before a loss: the next one is probably of the same replica."""
+        self.lacks = frozenset(FEATURES)
+        """Features of this version that the last welcome does not name."""
         self.status: Status | None = None
         self.queue_times = QueueTimes()
         self.last_message_at = 0.0
@@ -71,14 +73,9 @@ class Replica:
         return (self.known.replica if self.known is not None else "") or self.address
 
     @property
-    def knows_constraints(self) -> bool:
-        """It takes requests with a grammar, or did so before a loss."""
-        return self.known is not None and GRAMMAR in self.known.features
-
-    @property
     def can_end_drain(self) -> bool:
         """It drains, and would end that early if it was told to."""
-        knows = self.welcome is not None and END_DRAIN in self.welcome.features
+        knows = self.welcome is not None and "end_drain" not in self.lacks
         return knows and self.draining and not self.ends_drain
 
     @property
@@ -163,6 +160,7 @@ class Replicas:
         self._keep_totals(address)
         replica = self._by_address[address] = Replica(address)
         replica.welcome = welcome
+        replica.lacks = frozenset(FEATURES).difference(welcome.features)
         replica.last_message_at = self.now
         self._change()
 
@@ -185,9 +183,9 @@ class Replicas:
 
     def lost(self, address: str, reason: str) -> None:
         self._keep_totals(address)
-        last_welcome = self[address].known
+        known, lacks = self[address].known, self[address].lacks
         replica = self._by_address[address] = Replica(address)
-        replica.last_welcome = last_welcome
+        replica.last_welcome, replica.lacks = known, lacks
         replica.reason = reason
         self._change()
 
@@ -336,7 +334,7 @@ def _aggregate(name: str, values: list[Any]) -> Any:
         return {kind: ", ".join(sorted({each[kind] for each in values if kind in each})) for kind in kinds}
     if name == "data_types":
         return tuple(dict.fromkeys(chain(*values)))
-    return sum_of(values)
+    return sum_of(values) if name == "counters" else sum(values)
 
 
 def _start(replica: Replica) -> Start:

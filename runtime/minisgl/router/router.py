@@ -42,8 +42,6 @@ from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.sockets import Codec, WireError
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
-    CHECK_CONSTRAINTS,
-    REQUESTS_WAIT,
     TEXT_WIRE_VERSION,
     FromTokenizer,
     Generate,
@@ -158,7 +156,7 @@ class Router:
 
     def send(self, message: Submit | Abort) -> None:
         if isinstance(message, Submit):
-            self._dispatcher.submit(message)
+            self._dispatcher.submit(message, self._session.deadline_ms(message.id))
         else:
             self._dispatcher.abort(message.id)
 
@@ -347,7 +345,6 @@ class Router:
                 replicas=views,
                 retried=self._dispatcher.resubmitted,
                 parked=self._dispatcher.num_parked,
-                features=(CHECK_CONSTRAINTS, REQUESTS_WAIT),
                 no_engines=self._discovery.found_none and not views,
             )
         )

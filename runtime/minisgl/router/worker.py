@@ -276,9 +276,10 @@ def _encode(
         if isinstance(prompt, PromptError):
             encoded.append(_Encoded(request, prompt))
             continue
-        if request.bad_words != known[0]:
+        words = request.options.bad_words
+        if words != known[0]:
             # The choices of one request have the same ones.
-            known = request.bad_words, tokenizer.encoder.bad_words(request.bad_words)
+            known = words, tokenizer.encoder.bad_words(words)
         if isinstance(known[1], PromptError):
             encoded.append(_Encoded(request, known[1]))
             continue

@@ -14,8 +14,7 @@ from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.request import Phase, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shares import Shares
-from minisgl.scheduler.step_output import Counters
-from minisgl.wire.messages import QUEUE_TIME_EDGES
+from minisgl.wire.messages import QUEUE_TIME_EDGES, Counters
 from minisgl.wire.plan import IntArray
 
 GROWTH_SHARE_START: Final = 0.5

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import (
+    FEATURES,
     WIRE_VERSION,
     Ack,
     Failed,
@@ -65,7 +66,6 @@ class Clients:
         *,
         replica: str = "",
         revision: str = "",
-        features: tuple[str, ...] = (),
         secret: PeerSecret = NO_SECRET,
     ) -> None:
         """Bind `address`. `secret`: while it is required, connections are closed whose HELLO it refuses, or that send
@@ -82,7 +82,7 @@ class Clients:
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._codec: Codec[ToScheduler] = Codec(ToScheduler)
         self._welcome = Welcome(
-            version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision, features=features
+            version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision, features=FEATURES
         )
         self._by_identity: dict[bytes, _Client] = {}
         self._by_number: dict[int, _Client] = {}

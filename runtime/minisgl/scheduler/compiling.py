@@ -53,7 +53,7 @@ class ConstraintCompiler:
         10 ms, and copying them 2. None: `start` must compile it, or consume its output."""
         grammars = None if message.output else self.grammars
         try:
-            matcher = None if grammars is None else grammars.ready_matcher(message.grammar)
+            matcher = None if grammars is None else grammars.ready_matcher(message.constraint.grammar)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException:  # a panic of the library is no Exception; `start` reports it
@@ -89,6 +89,6 @@ def _log_failure(created: Future[Grammars]) -> None:
 
 
 def _compile(grammars: Future[Grammars], message: Submit, vocabulary: Vocabulary) -> Constraint:
-    constraint = Constraint(message, vocabulary, grammars.result().matcher(message.grammar))
+    constraint = Constraint(message, vocabulary, grammars.result().matcher(message.constraint.grammar))
     constraint.replay(np.frombuffer(message.output, "<i4").tolist())
     return constraint

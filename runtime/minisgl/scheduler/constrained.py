@@ -114,7 +114,7 @@ class ConstrainedRequests:
     def submit(self, request: Request, message: Submit) -> bool:
         """Give a new request its constraint, if it has one. False: it is held while its grammar is compiled. Raises
         RequestError and ConstraintError."""
-        if message.grammar:
+        if message.constraint.grammar:
             if self._compiler is None:
                 raise RequestError("grammar_unavailable", "this engine has no tokenizer files for grammars")
             request.constraint = self._compiler.ready(message, self._vocabulary)

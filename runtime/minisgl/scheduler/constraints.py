@@ -67,13 +67,13 @@ class Constraint:
     def __init__(self, message: Submit, vocabulary: Vocabulary, matcher: Matcher | None) -> None:
         """`matcher`: of the message's grammar, at its beginning; None without one. `Submit.output` is not consumed."""
         self.matcher = matcher
-        thinking = message.thinking
+        params, thinking = message.params, message.constraint.thinking
         self._reasoning = None if thinking is None else Reasoning(thinking, once=matcher is not None)
         self._vocabulary = vocabulary
-        self._ignores_eos = message.ignore_eos and matcher is not None
-        self._min_tokens = message.min_tokens
-        stop_ids = frozenset(token for token in message.stop_token_ids if 0 <= token < vocabulary.size)
-        keeps_eos = matcher is not None or not message.ignore_eos
+        self._ignores_eos = params.ignore_eos and matcher is not None
+        self._min_tokens = params.min_tokens
+        stop_ids = frozenset(token for token in params.stop_token_ids if 0 <= token < vocabulary.size)
+        keeps_eos = matcher is not None or not params.ignore_eos
         ends = stop_ids | vocabulary.eos_ids if keeps_eos else stop_ids
         self._ends = vocabulary.mask(ends)
         self._stop_ids = vocabulary.mask(stop_ids) if stop_ids and matcher is not None else None
@@ -81,7 +81,7 @@ class Constraint:
         self._allowed = _allowed(message, ends if matcher is not None else (), vocabulary)
         self._bad_words: dict[int, list[tuple[int, ...]]] = {}
         """Those of several tokens, by their last token but one."""
-        for word in message.bad_words:
+        for word in message.constraint.bad_words:
             if len(word) > 1:
                 self._bad_words.setdefault(word[-2], []).append(word)
         self._longest = max((len(word) - 1 for words in self._bad_words.values() for word in words), default=0)
@@ -269,10 +269,11 @@ def _refused(token: int) -> ConstraintError:
 def _allowed(message: Submit, more: Collection[int], vocabulary: Vocabulary) -> IntArray | None:
     """Mask of the tokens that `allowed_token_ids`, to which `more` belong, and bad words of one token leave; None:
     all."""
-    bad = [word[0] for word in message.bad_words if len(word) == 1]
-    if not (message.allowed_token_ids or bad):
+    bad = [word[0] for word in message.constraint.bad_words if len(word) == 1]
+    allowed = message.params.allowed_token_ids
+    if not (allowed or bad):
         return None
-    mask = vocabulary.mask({*message.allowed_token_ids, *more}) if message.allowed_token_ids else vocabulary.all
+    mask = vocabulary.mask({*allowed, *more}) if allowed else vocabulary.all
     return mask & ~vocabulary.mask(bad)
 
 

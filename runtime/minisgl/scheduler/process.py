@@ -18,7 +18,7 @@ from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.server import serve
-from minisgl.wire.messages import END_DRAIN, GRAMMAR, Failed, ModelCard
+from minisgl.wire.messages import Failed, ModelCard
 from minisgl.wire.peer_secret import PeerSecret
 
 _LAST_ANSWERS_MS: Final = 2000
@@ -79,7 +79,7 @@ def run(
     model_revision: Callable[[], str] = lambda: "",
 ) -> None:
     """Serve until `stop` is set, or until the end of the drain that begins once `draining` is set. Without `compiler`,
-    clients are told not to send constrained requests. `model_revision` returns that of the model card, and is called
+    requests with a grammar are refused. `model_revision` returns that of the model card, and is called
     when the engine has started.
 
     `ready` is called with the bound address and the model card once clients can connect. Exceptions of a step are
@@ -87,7 +87,6 @@ def run(
     must exit.
     """
     engine = create_engine()
-    features = {GRAMMAR: compiler is not None, END_DRAIN: draining is not None}
     failed = False
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -107,7 +106,6 @@ def run(
             config.epoch,
             replica=config.replica,
             revision=config.replica_revision,
-            features=tuple(name for name, is_known in features.items() if is_known),
             secret=PeerSecret(config.peer_secret, Path(config.peer_secret_demand)),
         )
         linger_ms = 0

@@ -12,7 +12,7 @@ from minisgl.scheduler.pages import Owner, PagePool
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import Request, RequestTable
-from minisgl.scheduler.step_output import Counters
+from minisgl.wire.messages import Counters
 from minisgl.wire.plan import IntArray
 
 

@@ -24,11 +24,11 @@ from minisgl.scheduler.request import ERROR, Completed, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.shares import Shares, has_share
-from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Counters, Failure, RequestError, StepOutput
+from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Failure, RequestError, StepOutput
 from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
 from minisgl.scheduler.validation import request_from_submit
-from minisgl.wire.messages import STEP_TOKENS_EDGES, PromptLogprobs, Submit
+from minisgl.wire.messages import STEP_TOKENS_EDGES, Counters, PromptLogprobs, Submit
 from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, RowLogprobs, StepPlan, StepResult
 
 Segment = tuple[int, int, int, int]

@@ -8,11 +8,9 @@ import threading
 import time
 from typing import Final
 
-import msgspec
-
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, RequestError
+from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Abort, Ack, EndDrain, Failed, Flush, Flushed, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)
@@ -88,10 +86,6 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
 def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
     """The state of the scheduler, with its counters since start."""
     scheduler = loop.scheduler
-    counters = msgspec.structs.asdict(scheduler.counters)
-    reported = {name: value for name, value in counters.items() if name in Status.__struct_fields__}
-    for name in ("queue_times", "step_sizes"):
-        reported[name] = tuple(reported[name])
     return Status(
         waiting=scheduler.num_waiting,
         deferred=scheduler.num_held,
@@ -99,12 +93,12 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
         used_pages=scheduler.config.num_pages - scheduler.pages.available,
         num_pages=scheduler.config.num_pages,
         page_size=scheduler.config.page_size,
+        counters=scheduler.counters,
         start_seconds=loop.engine.stats.start_seconds,
         attention=loop.engine.stats.attention,
         data_types=() if (types := loop.engine.stats.data_types) is None else (types,),
         compiled_after_ready=loop.engine.stats.compiled_after_ready,
         draining=is_draining,
-        **reported,
     )
 
 
@@ -119,13 +113,6 @@ def _handle_message(loop: StepLoop, clients: Clients, number: int, message: ToSc
             clients.send(number, Failed(message.id, "draining", _DRAINING))
         case Submit():
             loop.scheduler.now = time.monotonic()
-            if message.deadline_ms and not message.remaining_ms:
-                # A worker of version 0.1.0 sends only the time of the deadline.
-                remaining_ms = message.deadline_ms - time.time_ns() // 1_000_000
-                if remaining_ms <= 0:
-                    clients.send(number, Failed(message.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
-                    return
-                message = msgspec.structs.replace(message, remaining_ms=remaining_ms)
             try:
                 is_queued = loop.scheduler.submit(message, number)
             except RequestError as error:

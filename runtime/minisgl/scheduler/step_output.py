@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from minisgl.errors import CodedError
 from minisgl.wire.messages import (
-    QUEUE_TIME_EDGES,
     REQUEST_ID_BYTES,
-    STEP_TOKENS_EDGES,
     PromptLogprobs,
     TokenLogprobs,
 )
@@ -61,27 +59,3 @@ class StepOutput(msgspec.Struct, frozen=True):
         none = np.empty(0, np.int32)
         ids = np.empty(0, f"V{REQUEST_ID_BYTES}")
         return StepOutput(ids, none, none, none, np.empty(0, np.uint8), none, failures, accepted=accepted)
-
-
-class Counters(msgspec.Struct):
-    """Totals since start. Fields that `Status` has too are reported to clients."""
-
-    steps: int = 0
-    mixed_steps: int = 0
-    """Steps with both decode rows and prefill segments."""
-    prompt_tokens: int = 0
-    """Tokens of prompts that were looked up in the prefix cache, at the first admission of each request."""
-    cached_tokens: int = 0
-    """Those of them that were found there. Both are counted together, so that their ratio is a share at all times."""
-    prefill_tokens: int = 0
-    """Tokens computed by prefill segments; after a preemption also generated tokens."""
-    generated_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    evicted_pages: int = 0
-    queue_times: list[int] = msgspec.field(default_factory=lambda: [0] * (len(QUEUE_TIME_EDGES) + 1))
-    """See `Status.queue_times`."""
-    queue_seconds: float = 0.0
-    step_sizes: list[int] = msgspec.field(default_factory=lambda: [0] * (len(STEP_TOKENS_EDGES) + 1))
-    """See `Status.step_sizes`."""
-    step_tokens: int = 0

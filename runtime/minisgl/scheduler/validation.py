@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.request import Request
 from minisgl.scheduler.step_output import RequestError
-from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
+from minisgl.wire.messages import REQUEST_ID_BYTES, AnswerConstraint, SamplingParams, Submit
 
 LOWEST_TEMPERATURE: Final = 1e-5
 """Below it logits / temperature leaves the range of float32; sampling has long become greedy."""
@@ -41,18 +41,20 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
     _check_vocabulary("the prompt", (int(tokens.min()), int(tokens.max())), config)
     if prompt_length >= config.max_model_len:
         raise _too_long(f"the prompt has {prompt_length}", config)
-    limit = prompt_length + message.max_tokens
+    params = message.params
+    if params.max_tokens is None or params.seed is None:
+        raise _invalid("max_tokens and seed must be set")
+    limit = prompt_length + params.max_tokens
     if limit <= len(tokens):
         raise _invalid("max_tokens leaves no token to generate")
     if limit > config.max_model_len:
-        raise _too_long(f"the prompt has {prompt_length} and max_tokens is {message.max_tokens}", config)
+        raise _too_long(f"the prompt has {prompt_length} and max_tokens is {params.max_tokens}", config)
     if len(message.cache_salt) > MAX_SALT_BYTES:
         raise _invalid(f"cache_salt has more than {MAX_SALT_BYTES} bytes")
     if len(message.tenant) > MAX_TENANT_BYTES:
         raise _invalid(f"tenant has more than {MAX_TENANT_BYTES} bytes")
-    params = message.params
-    _check_params(params, message.max_tokens, config)
-    _check_constraint(message, config)
+    _check_params(params, params.max_tokens, params.seed, config)
+    _check_constraint(message.constraint, params.allowed_token_ids, config)
     # A request that resumes behind an earlier output has already received the log-probabilities of its prompt.
     reports_prompt = params.prompt_logprobs is not None and not message.output
     return Request(
@@ -80,11 +82,10 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
     )
 
 
-def _check_params(params: SamplingParams, max_tokens: int, config: SchedulerConfig) -> None:
+def _check_params(params: SamplingParams, max_tokens: int, seed: int, config: SchedulerConfig) -> None:
     if not (0 <= params.temperature <= HIGHEST_TEMPERATURE and 0 < params.top_p <= 1 and 0 <= params.min_p <= 1):
         raise _invalid("temperature, top_p or min_p is out of range")
-    assert params.seed is not None
-    if not -(2**63) <= params.seed < 2**63:
+    if not -(2**63) <= seed < 2**63:
         raise _invalid("seed is not a 64-bit integer")
     if len(params.logit_bias) > MAX_BIASES:
         raise _invalid(f"logit_bias has {len(params.logit_bias)} tokens; the limit is {MAX_BIASES}")
@@ -111,18 +112,18 @@ def _check_params(params: SamplingParams, max_tokens: int, config: SchedulerConf
         raise _invalid("min_tokens is negative or above max_tokens")
 
 
-def _check_constraint(message: Submit, config: SchedulerConfig) -> None:
-    if len(message.grammar) > MAX_GRAMMAR_CHARACTERS:
+def _check_constraint(constraint: AnswerConstraint, allowed: Collection[int], config: SchedulerConfig) -> None:
+    if len(constraint.grammar) > MAX_GRAMMAR_CHARACTERS:
         raise _invalid(f"the grammar has more than {MAX_GRAMMAR_CHARACTERS} characters")
-    if message.allowed_token_ids:
-        _check_vocabulary("allowed_token_ids", message.allowed_token_ids, config)
-    if len(message.bad_words) > MAX_BAD_WORDS:
-        raise _invalid(f"bad_words has {len(message.bad_words)} entries; the limit is {MAX_BAD_WORDS}")
-    for word in message.bad_words:
+    if allowed:
+        _check_vocabulary("allowed_token_ids", allowed, config)
+    if len(constraint.bad_words) > MAX_BAD_WORDS:
+        raise _invalid(f"bad_words has {len(constraint.bad_words)} entries; the limit is {MAX_BAD_WORDS}")
+    for word in constraint.bad_words:
         if not 0 < len(word) <= MAX_BAD_WORD_TOKENS:
             raise _invalid(f"an entry of bad_words has {len(word)} tokens; it must have 1..{MAX_BAD_WORD_TOKENS}")
         _check_vocabulary("bad_words", word, config)
-    if (thinking := message.thinking) is not None:
+    if (thinking := constraint.thinking) is not None:
         if not thinking.start or not thinking.end or thinking.budget < -1:
             raise _invalid("thinking needs both markers, and a budget of at least 0 or none")
         _check_vocabulary("thinking", (*thinking.start, *thinking.end), config)

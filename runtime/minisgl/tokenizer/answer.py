@@ -58,17 +58,17 @@ class Answer:
     ) -> None:
         """`echo_length` is the number of characters of the echoed prompt before the answer. `scanner`: None for an
         answer that is only text."""
-        params = generate.params
+        params, options = generate.params, generate.options
         self._min_tokens = params.min_tokens
         self._includes_stop = params.include_stop_str_in_output
         self._stop_token_ids = frozenset(params.stop_token_ids)
-        self._returns_ids = generate.return_token_ids
-        self._detokenizer = Detokenizer(token_bytes, prompt, generate.skip_special_tokens)
+        self._returns_ids = options.return_token_ids
+        self._detokenizer = Detokenizer(token_bytes, prompt, options.skip_special_tokens)
         self.step = self._detokenizer.step
         """Returns the text of a token that is not the last. Only while `is_plain`; does what `push` does."""
         self._stops: StopStrings | StopPatterns
-        if generate.stop_regex:
-            self._stops = StopPatterns(params.stop, generate.stop_regex, params.include_stop_str_in_output)
+        if options.stop_regex:
+            self._stops = StopPatterns(params.stop, options.stop_regex, params.include_stop_str_in_output)
         else:
             self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._scored = AnswerLogprobs(token_bytes, echo_length) if params.logprobs is not None else None
@@ -77,11 +77,11 @@ class Answer:
         self._by_token = {} if scanner is None else scanner.by_token
         self._is_text_only = (
             not params.stop
-            and not generate.stop_regex
+            and not options.stop_regex
             and params.logprobs is None
             and params.prompt_logprobs is None
             and params.max_tokens != 0
-            and not generate.return_token_ids
+            and not options.return_token_ids
         )
         self.is_plain = self._is_text_only and scanner is None
         """Until its last token, the output is the text of the tokens and nothing else: `step` may take them."""

@@ -16,7 +16,7 @@ from minisgl.parsing.call_grammar import CallableTool
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.callable_tools import callable_tools
 from minisgl.tokenizer.errors import PromptError
-from minisgl.wire.messages import Thinking
+from minisgl.wire.messages import UNCONSTRAINED, AnswerConstraint, Thinking
 from minisgl.wire.text import Generate
 
 logger = logging.getLogger(__name__)
@@ -24,21 +24,14 @@ logger = logging.getLogger(__name__)
 _ANY_ARGUMENTS: Final = {"type": "object"}
 
 
-class Constraints(NamedTuple):
-    """Fields of `Submit`."""
-
-    grammar: str = ""
-    thinking: Thinking | None = None
-
-
 class PreparedConstraints(NamedTuple):
     """Constraints that were built ahead, or the error of building them."""
 
     state: ReasoningState
     """State of the prompt for which they were built; another one needs other constraints."""
-    result: Constraints | PromptError | GrammarError
+    result: AnswerConstraint | PromptError | GrammarError
 
-    def take(self) -> Constraints:
+    def take(self) -> AnswerConstraint:
         """Return the constraints. Raises PromptError and GrammarError."""
         if isinstance(self.result, Exception):
             raise self.result
@@ -52,14 +45,15 @@ class AnswerConstraints:
     def __init__(self, answers: AnswerFormat) -> None:
         self._answers = answers
         self._key = b""
-        self._last = Constraints()
+        self._last = UNCONSTRAINED
 
-    def of(self, generate: Generate, state: ReasoningState) -> Constraints:
+    def of(self, generate: Generate, state: ReasoningState) -> AnswerConstraint:
         """Return the constraints of an answer. Raises PromptError and GrammarError."""
-        if generate.structured_output is None and generate.tools is None and generate.thinking_budget is None:
-            return Constraints()
+        options = generate.options
+        if options.structured_output is None and options.tools is None and options.thinking_budget is None:
+            return UNCONSTRAINED
         # Equal values need not be the same schema: 1, 1.0 and true are equal.
-        fields = (generate.structured_output, generate.tools, generate.thinking_budget, generate.soft_limits)
+        fields = (options.structured_output, options.tools, options.thinking_budget, options.soft_limits)
         key = msgspec.msgpack.encode((state.name, generate.messages is None, *fields))
         if key != self._key:
             self._last = answer_constraints(generate, self._answers, state)
@@ -78,14 +72,15 @@ class AnswerConstraints:
             return PreparedConstraints(state, PromptError("internal_error", message))
 
 
-def answer_constraints(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> Constraints:
+def answer_constraints(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> AnswerConstraint:
     """Return the constraints of an answer. Raises PromptError and GrammarError."""
-    if generate.structured_output is None and generate.tools is None and generate.thinking_budget is None:
-        return Constraints()
+    options = generate.options
+    if options.structured_output is None and options.tools is None and options.thinking_budget is None:
+        return UNCONSTRAINED
     grammar = _grammar(generate, answers, state)
-    budget = -1 if generate.thinking_budget is None else generate.thinking_budget
+    budget = -1 if options.thinking_budget is None else options.thinking_budget
     markers = answers.reasoning_tokens
-    if budget >= 0 and not generate.soft_limits and (markers is None or generate.messages is None):
+    if budget >= 0 and not options.soft_limits and (markers is None or generate.messages is None):
         raise PromptError(
             "unsupported_parameter",
             "the reasoning of this answer cannot be limited: it is no chat, or the model's vocabulary has no tokens "
@@ -93,16 +88,17 @@ def answer_constraints(generate: Generate, answers: AnswerFormat, state: Reasoni
             "thinking_token_budget",
         )
     if markers is None or state is ReasoningState.BEHIND or (not grammar and budget < 0):
-        return Constraints(grammar)
+        return AnswerConstraint(grammar=grammar)
     start, end = markers
     is_open = state is ReasoningState.WITHIN
-    return Constraints(grammar, Thinking(start=(start,), end=(end,), is_open=is_open, budget=budget))
+    thinking = Thinking(start=(start,), end=(end,), is_open=is_open, budget=budget)
+    return AnswerConstraint(grammar=grammar, thinking=thinking)
 
 
 def needs_grammar(generate: Generate) -> bool:
     """Return whether the answer may not be any text. Building its grammar may take long."""
-    options = generate.tools
-    if generate.structured_output is not None:
+    options = generate.options.tools
+    if generate.options.structured_output is not None:
         return True
     if options is None or options.choice == "none":
         return False
@@ -112,7 +108,7 @@ def needs_grammar(generate: Generate) -> bool:
 
 def _grammar(generate: Generate, answers: AnswerFormat, state: ReasoningState) -> str:
     """Return the text of the grammar; empty if the answer may be any text."""
-    constraint, options = generate.structured_output, generate.tools
+    constraint, options = generate.options.structured_output, generate.options.tools
     tools = callable_tools(generate, answers)
     if not needs_grammar(generate):
         return ""

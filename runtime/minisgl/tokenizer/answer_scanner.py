@@ -34,7 +34,7 @@ def answer_scanner(generate: Generate, answers: AnswerFormat, state: ReasoningSt
     """Return the scanner of an answer; None for one that is only text. Raises PromptError for tools that cannot be
     called."""
     tools = {tool.name: tool.schema for tool in callable_tools(generate, answers)} or None
-    separates = generate.separate_reasoning and state is not ReasoningState.BEHIND
+    separates = generate.options.separate_reasoning and state is not ReasoningState.BEHIND
     if tools is None and not separates:
         return None
-    return Scanner(answers, state, tools, separate_reasoning=generate.separate_reasoning)
+    return Scanner(answers, state, tools, separate_reasoning=generate.options.separate_reasoning)

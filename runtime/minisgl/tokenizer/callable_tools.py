@@ -15,7 +15,7 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperti
 
 def callable_tools(generate: Generate, answers: AnswerFormat) -> Sequence[CallableTool]:
     """Return the tools that an answer may call. Raises PromptError if the format of calls is unknown."""
-    options = generate.tools
+    options = generate.options.tools
     if options is None or options.choice == "none" or ignores_tools(generate, answers):
         return ()
     if answers.tools is None:
@@ -31,7 +31,8 @@ def callable_tools(generate: Generate, answers: AnswerFormat) -> Sequence[Callab
 
 def ignores_tools(generate: Generate, answers: AnswerFormat) -> bool:
     """Return whether a request has tools that the model does not see, and so cannot call."""
-    return generate.tools is not None and generate.tools.choice == "auto" and answers.ignores_tools
+    tools = generate.options.tools
+    return tools is not None and tools.choice == "auto" and answers.ignores_tools
 
 
 def _tool(definition: Mapping[str, Any]) -> CallableTool:

@@ -28,6 +28,8 @@ from minisgl.wire.text import (
     Encoded,
     Generate,
     Question,
+    Rendering,
+    ToolOptions,
     fewest_tokens,
     too_long_message,
 )
@@ -82,8 +84,8 @@ class PromptEncoder:
                 if request.tokens is not None:
                     results[i] = array("i", request.tokens) or self._finish(request, [])
                     continue
-                chat = self._render(request)
-                if max_model_len is not None and request.truncate_prompt_tokens is None:
+                chat = self._render(request.messages, request.prompt, request.options.tools, request.options.rendering)
+                if max_model_len is not None and request.options.truncate_prompt_tokens is None:
                     self._check_length(chat.text, max_model_len)
                 if chat.marks:
                     results[i] = self._finish(request, self._control.encode(chat))
@@ -110,8 +112,9 @@ class PromptEncoder:
     def encoded(self, request: Encode) -> Encoded | PromptError:
         """Return the tokens of a text or a conversation."""
         try:
-            ids = self._control.encode(self._render(request))
-            if request.add_special_tokens and ids[: len(self._prefix)] != self._prefix:
+            chat = self._render(request.messages, request.prompt, request.tools, request.rendering)
+            ids = self._control.encode(chat)
+            if request.rendering.add_special_tokens and ids[: len(self._prefix)] != self._prefix:
                 ids = self._prefix + ids
         except BaseException as error:
             return _prompt_error(error)
@@ -139,12 +142,14 @@ class PromptEncoder:
         if (tokens := fewest_tokens(text, self.longest_token)) > max_model_len:
             raise PromptError("context_length_exceeded", too_long_message(max_model_len, tokens))
 
-    def _render(self, request: Generate | Encode) -> RenderedChat:
-        if request.messages is None:
-            assert request.prompt is not None
-            return RenderedChat(request.prompt)
+    def _render(
+        self, messages: Sequence[ChatMessage] | None, text: str | None, tools: ToolOptions | None, rendering: Rendering
+    ) -> RenderedChat:
+        if messages is None:
+            assert text is not None
+            return RenderedChat(text)
         template = self._template
-        if request.tools is not None and self._tool_template is not None:
+        if tools is not None and self._tool_template is not None:
             template = self._tool_template
         if template is None:
             raise PromptError(
@@ -153,17 +158,17 @@ class PromptEncoder:
                 "use /v1/completions",
                 "messages",
             )
-        chat = self._control.escape(request.messages, request.tools, request.documents, request.template_variables)
-        text = template.render(
+        chat = self._control.escape(messages, tools, rendering.documents, rendering.template_variables)
+        rendered = template.render(
             self._described(chat, template.features),
             chat.variables,
             tools=chat.tools,
             documents=chat.documents,
-            thinking=request.thinking,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
+            thinking=rendering.thinking,
+            add_generation_prompt=rendering.add_generation_prompt,
+            continue_final_message=rendering.continue_final_message,
         )
-        return self._control.unescape(text, chat.mark)
+        return self._control.unescape(rendered, chat.mark)
 
     def _described(self, chat: EscapedChat, features: TemplateFeatures) -> Sequence[ChatMessage]:
         """Return the messages, with texts in place of what the template leaves out about tools."""
@@ -188,7 +193,7 @@ class PromptEncoder:
 
     def _finish(self, request: Generate, ids: list[int]) -> Prompt:
         """Return the ids with the BOS that the tokenizer adds by default, once: a template or prompt may contain it."""
-        prefix = self._prefix if request.add_special_tokens else []
+        prefix = self._prefix if request.options.rendering.add_special_tokens else []
         if prefix and ids[: len(prefix)] != prefix:
             ids = prefix + ids
         if not ids:
@@ -215,19 +220,14 @@ def same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
         return False
     if (one.prompt, one.tokens, one.messages) != (other.prompt, other.tokens, other.messages):
         return False
-    if one.add_special_tokens != other.add_special_tokens:
+    if one.options.rendering.add_special_tokens != other.options.rendering.add_special_tokens:
         return False
     # Equality is not enough: a template renders 1, 1.0 and True in three ways.
     return one.messages is None or _exactly(one) == _exactly(other)
 
 
 def _exactly(request: Generate) -> bytes:
-    return msgspec.msgpack.encode(
-        (
-            *(request.messages, request.template_variables, request.tools, request.documents, request.thinking),
-            *(request.add_generation_prompt, request.continue_final_message),
-        )
-    )
+    return msgspec.msgpack.encode((request.messages, request.options.tools, request.options.rendering))
 
 
 def _prompt_error(error: BaseException) -> PromptError:

@@ -21,7 +21,7 @@ from minisgl.grammar.errors import GrammarError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer import Answer, EndReason
-from minisgl.tokenizer.answer_constraints import AnswerConstraints, Constraints, PreparedConstraints
+from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.callable_tools import ignores_tools
@@ -34,6 +34,7 @@ from minisgl.wire.messages import (
     FINISH_REASONS,
     Abort,
     Ack,
+    AnswerConstraint,
     Failed,
     FirstTokenWait,
     ModelCard,
@@ -182,6 +183,11 @@ class Session:
         request.tokens = 0
         request.output = array("i")
         return request.generate
+
+    def deadline_ms(self, request_id: bytes) -> int:
+        """Return the Unix time in ms after which a request ends in an error; 0: none, or the request has ended."""
+        request = self._requests.get(request_id)
+        return 0 if request is None else request.generate.deadline_ms
 
     def progress(self, request_id: bytes) -> Progress | None:
         """Return how far an answer has come; None when its request has ended.
@@ -362,11 +368,11 @@ class Session:
         assert self._token_bytes is not None
         generate = request.generate
         request.prompt_tokens = len(prompt)
-        if generate.return_token_ids:
+        if generate.options.return_token_ids:
             request.prompt_ids = prompt.tobytes()
         request.ignored = ("tools",) if ignores_tools(generate, self._answers) else ()
-        if generate.echo:
-            text = generate.prompt if generate.truncate_prompt_tokens is None else None
+        if generate.options.echo:
+            text = generate.prompt if generate.options.truncate_prompt_tokens is None else None
             request.echo = EchoLogprobs(self._token_bytes, prompt, text)
         if generate.params.prompt_logprobs is not None and not _scores_echo(generate):
             request.prompt_scores = EchoLogprobs(self._token_bytes, prompt, None)
@@ -387,22 +393,22 @@ class Session:
     def _truncated(self, generate: Generate, prompt: Prompt) -> Prompt:
         """Return the last or first tokens of the prompt, as many as the request wants to keep."""
         assert self._model is not None, "requests are taken only after `open`"
-        keep = generate.truncate_prompt_tokens
+        keep = generate.options.truncate_prompt_tokens
         if keep is None:
             return prompt
         if keep == -1:
             # At least one, so that a request which fits in no case gets the error with its numbers.
-            keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.soft_limits))
-        return prompt[-keep:] if generate.truncation_side == "left" else prompt[:keep]
+            keep = max(1, self._model.max_model_len - _least_tokens(generate.params, generate.options.soft_limits))
+        return prompt[-keep:] if generate.options.truncation_side == "left" else prompt[:keep]
 
     def _constraints_of(
         self, generate: Generate, state: ReasoningState, prepared: PreparedConstraints | None
-    ) -> Constraints:
+    ) -> AnswerConstraint:
         if prepared is not None and prepared.state is state:
             return prepared.take()
         return self._constraints.of(generate, state)
 
-    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, constraints: Constraints) -> Submit:
+    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, constraint: AnswerConstraint) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
         vocab_size = self._model.vocab_size
         generate = _within_vocabulary(request.generate, vocab_size)
@@ -415,11 +421,11 @@ class Session:
         return submit_message(
             generate,
             prompt.tobytes(),
-            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len, generate.soft_limits),
+            max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len, generate.options.soft_limits),
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
-            constraints=constraints,
+            constraint=constraint,
         )
 
     def _end(
@@ -472,7 +478,7 @@ def _scores_of(request_id: bytes, scored: list[ScoredToken]) -> list[Texts]:
 def _scores_echo(generate: Generate) -> bool:
     """Return whether the echoed prompt has log-probabilities, as the answer has."""
     params = generate.params
-    return generate.echo and params.logprobs is not None and params.prompt_logprobs is not None
+    return generate.options.echo and params.logprobs is not None and params.prompt_logprobs is not None
 
 
 def _missing_logprobs(request: _Request, row: int, logprobs: dict[int, TokenLogprobs]) -> str:
@@ -513,24 +519,29 @@ def submit_message(
     *,
     max_tokens: int,
     seed: int,
-    constraints: Constraints,
+    constraint: AnswerConstraint,
     bad_words: BadWords = (),
 ) -> Submit:
-    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt, and `constraints` are
-    those of its answer."""
-    submit = Submit.with_params(
-        replace(generate.params, max_tokens=max_tokens, seed=seed),
+    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt, and `constraint` is
+    that of its answer, but for bad words."""
+    options = generate.options
+    return Submit(
         id=generate.id,
         prompt=prompt,
-        priority=generate.priority,
-        deadline_ms=generate.deadline_ms,
-        cache_salt=generate.cache_salt.encode("utf-8", "replace"),
+        params=replace(
+            generate.params,
+            max_tokens=max_tokens,
+            seed=seed,
+            top_k=max(generate.params.top_k, 0),
+            stop=(),
+            include_stop_str_in_output=False,
+        ),
+        constraint=replace(constraint, bad_words=bad_words) if bad_words else constraint,
+        priority=options.priority,
+        cache_salt=options.cache_salt.encode("utf-8", "replace"),
         tenant=generate.tenant,
-        stream=generate.stream,
+        stream=options.stream,
     )
-    if constraints == Constraints() and not bad_words:
-        return submit
-    return replace(submit, grammar=constraints.grammar, thinking=constraints.thinking, bad_words=bad_words)
 
 
 def _max_tokens(prompt_tokens: int, params: SamplingParams, max_model_len: int, fit: bool) -> int:

@@ -83,34 +83,11 @@ class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True):
     """Next piece of the arguments, whose concatenation is a JSON object."""
 
 
-class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
-    """A request for text. Exactly one of `messages`, `prompt` and `tokens` is given."""
+class Rendering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a conversation or text becomes the token ids of a prompt."""
 
-    id: bytes
-    messages: tuple[ChatMessage, ...] | None = None
-    prompt: str | None = None
-    tokens: bytes | None = None
-    """int32"""
     template_variables: dict[str, Any] = {}
     """Additional variables of the chat template."""
-    echo: bool = False
-    """The answer begins with the prompt's text."""
-    params: SamplingParams
-    priority: int = 0
-    deadline_ms: int = 0
-    """Unix time in ms after which the request ends in an error; 0: none."""
-    cache_salt: str = ""
-    """Requests share cached prefixes only with requests of the same salt."""
-    tenant: bytes = b""
-    """Whose request it is: a digest of the API key's name or the client's address."""
-    stream: bool = True
-    """The client receives text as it is generated; false: only the whole answer."""
-    tools: ToolOptions | None = None
-    structured_output: StructuredOutput | None = None
-    separate_reasoning: bool = True
-    """Reasoning is reported apart from the text, where the model has markers for it. Only for `messages`."""
-    thinking_budget: int | None = None
-    """Most tokens of reasoning; None: no limit."""
     thinking: bool | None = None
     """Whether the template lets the model reason; None: its default."""
     documents: list[dict[str, Any]] | None = None
@@ -121,10 +98,29 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """The prompt ends within the last message, which the answer continues."""
     add_special_tokens: bool = True
     """The prompt begins with the tokens that the tokenizer prepends by default."""
+
+
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fields of a request that all of its choices have in common, beside their sampling parameters."""
+
+    rendering: Rendering = Rendering()
+    tools: ToolOptions | None = None
     truncate_prompt_tokens: int | None = None
     """Keep only this many tokens of the prompt; −1: as many as the context allows; None: all."""
     truncation_side: Literal["left", "right"] = "left"
     """Where the others are left out: `left` keeps the last tokens, `right` the first ones."""
+    echo: bool = False
+    """The answer begins with the prompt's text."""
+    priority: int = 0
+    cache_salt: str = ""
+    """Requests share cached prefixes only with requests of the same salt."""
+    stream: bool = True
+    """The client receives text as it is generated; false: only the whole answer."""
+    structured_output: StructuredOutput | None = None
+    separate_reasoning: bool = True
+    """Reasoning is reported apart from the text, where the model has markers for it. Only for `messages`."""
+    thinking_budget: int | None = None
+    """Most tokens of reasoning; None: no limit."""
     bad_words: tuple[str, ...] = ()
     """Texts that the answer does not contain."""
     stop_regex: tuple[str, ...] = ()
@@ -134,18 +130,30 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     return_token_ids: bool = False
     """Report the token ids of prompt and answer, and log-probabilities also of tokens that are not part of its text."""
     soft_limits: bool = False
-    """Agents send limits with every request: `params.max_tokens` may be more than the context leaves, and
-    `thinking_budget` has no effect on a model that does not mark its reasoning; false: both are errors."""
+    """Agents send limits with every request: `max_tokens` may be more than the context leaves, and `thinking_budget`
+    has no effect on a model that does not mark its reasoning; false: both are errors."""
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
+    """A request for text: one choice. Exactly one of `messages`, `prompt` and `tokens` is given."""
+
+    id: bytes
+    messages: tuple[ChatMessage, ...] | None = None
+    prompt: str | None = None
+    tokens: bytes | None = None
+    """int32"""
+    params: SamplingParams
+    options: RequestOptions = RequestOptions()
+    deadline_ms: int = 0
+    """Unix time in ms after which the request ends in an error; 0: none."""
+    tenant: bytes = b""
+    """Whose request it is: a digest of the API key's name or the client's address."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """The client has disconnected: no more messages about the request are sent. Unknown ids are ignored."""
 
     id: bytes
-
-
-REQUESTS_WAIT: Final = "requests_wait"
-"""Feature of workers that know `RequestsWait`, see `WorkerState.features`."""
 
 
 class RequestsWait(msgspec.Struct, frozen=True, tag="requests_wait"):
@@ -216,8 +224,6 @@ class WorkerState(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Requests resubmitted to another engine, or to a later epoch of the same one, since the worker started."""
     parked: int = 0
     """Choices that the worker has taken and that wait for a routable engine."""
-    features: tuple[str, ...] = ()
-    """Messages that the worker knows and that workers of version 0.1.0 do not: `check_constraints`, `requests_wait`."""
     no_engines: bool = False
     """The engines were looked up, and there is none."""
 
@@ -329,16 +335,8 @@ class Encode(msgspec.Struct, frozen=True, kw_only=True, tag="encode", omit_defau
     id: bytes
     messages: tuple[ChatMessage, ...] | None = None
     prompt: str | None = None
-    template_variables: dict[str, Any] = {}
-    add_special_tokens: bool = True
-    """Prepend the tokens that the tokenizer prepends by default."""
-    add_generation_prompt: bool = True
-    """Append the beginning of the assistant's message."""
     tools: ToolOptions | None = None
-    thinking: bool | None = None
-    documents: list[dict[str, Any]] | None = None
-    continue_final_message: bool = False
-    """These four have the meaning that they have in `Generate`."""
+    rendering: Rendering = Rendering()
 
 
 class Encoded(msgspec.Struct, frozen=True, kw_only=True, tag="encoded"):
@@ -380,10 +378,6 @@ class Described(msgspec.Struct, frozen=True, kw_only=True, tag="described"):
     """Special tokens by role (`bos_token`, `eos_token`, …), without those that the model does not define."""
     chat_template: str | None
     add_bos_token: bool
-
-
-CHECK_CONSTRAINTS: Final = "check_constraints"
-"""Feature of workers that answer `CheckConstraints`, see `WorkerState.features`."""
 
 
 class CheckConstraints(msgspec.Struct, frozen=True, kw_only=True, tag="check_constraints"):

@@ -316,7 +316,7 @@ def test_a_fetch_that_must_keep_all_checkpoints_starts_again_when_a_replica_serv
     assert cluster.checkpoints == [key_of(OTHER), key_of(THIRD)]
 
 
-@pytest.mark.parametrize("annotations", [{}, {names.PRUNING_ANNOTATION: '["unused"]'}], ids=["0.1.0", "edited"])
+@pytest.mark.parametrize("annotations", [{}, {names.PRUNING_ANNOTATION: '["unused"]'}], ids=["removed", "edited"])
 def test_a_fetch_whose_arguments_are_not_known_is_left_alone(annotations: dict[str, str]) -> None:
     cluster = without_room()
     cluster.objects[fetch_job(THIRD)]["metadata"]["annotations"] = annotations

@@ -297,7 +297,7 @@ def test_pods_that_share_a_single_node_claim_are_held_together(spec: Any, source
     assert not matches(term, frontend["metadata"]["labels"])
 
 
-def test_engines_of_version_0_1_0_attract_the_fetch_pod() -> None:
+def test_engines_of_another_version_attract_the_fetch_pod() -> None:
     (term,) = node_terms({"spec": fetch_pod({"model": {"cache": _OWN_CLAIM}})})
     old = {"app.kubernetes.io/name": "minisgl", "app.kubernetes.io/instance": "qwen"}
     assert matches(term, old | {"app.kubernetes.io/component": "engine"})

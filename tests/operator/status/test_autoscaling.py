@@ -73,12 +73,6 @@ def test_the_last_decision_counts_and_not_spec_replicas() -> None:
     assert facts_of(scene).wanted == 2, "unknown"
 
 
-def test_a_frontend_of_an_older_version_does_not_report_idleness() -> None:
-    scene = scaled(1)
-    assert facts_of(scene).load.complete is False
-    assert facts_of(scene).wanted == 1
-
-
 def test_a_frontend_that_has_not_started_has_no_requests_and_one_that_does_not_answer_may_have() -> None:
     scene = scaled(1)
     report(scene, idle=99.0)

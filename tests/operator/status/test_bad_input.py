@@ -462,7 +462,7 @@ def test_a_full_claim_is_reported_by_its_current_size() -> None:
 
 
 REFUSED = "minisgl {}: error: unrecognized arguments: {} (see minisgl {} --help)\n"
-"""Last output of an image of version 0.1.0 with a flag that it does not have."""
+"""Last output of an image with a flag that it does not have."""
 
 
 def test_an_image_that_is_too_old_to_fetch_is_reported() -> None:

@@ -71,7 +71,7 @@ def test_a_script_gets_answers_without_their_reasoning(scripted: ScriptedStack) 
     request = scripted.last(Generate)
     assert request.messages is not None
     assert request.messages[1].reasoning == "Hm, easy."
-    assert request.template_variables == {"enable_thinking": False}
+    assert request.options.rendering.template_variables == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("scheme", ["http://", ""])
@@ -129,8 +129,8 @@ def test_calls_are_printed_and_their_results_read(scripted: ScriptedStack, tools
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == ['get_weather({"city": "Paris"})', "It is sunny."]
     sent = scripted.last(Generate)
-    assert sent.tools is not None
-    assert sent.tools.definitions[0]["function"]["name"] == "get_weather"
+    assert sent.options.tools is not None
+    assert sent.options.tools.definitions[0]["function"]["name"] == "get_weather"
     assert sent.messages is not None
     _, called, result = sent.messages
     assert called.tool_calls is not None

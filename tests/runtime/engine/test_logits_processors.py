@@ -108,8 +108,8 @@ def test_answers_match_the_definition(
         again = _again(requests)
         for request, answer in zip(again, serving.answers(again), strict=True):
             assert_same(answer, model.answer(request))
-            assert answer.cached == 0 or request.prompt_logprobs < 0
-            if turn == 1 and request.prompt_logprobs < 0:
+            assert answer.cached == 0 or request.params.prompt_logprobs is None
+            if turn == 1 and request.params.prompt_logprobs is None:
                 assert answer.cached == 20
 
 

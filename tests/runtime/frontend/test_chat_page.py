@@ -110,8 +110,8 @@ def test_thinking_can_be_switched(scripted: ScriptedStack, page: Page, choice: s
     page.evaluate(f"document.querySelector('#think').value = '{choice}'")
     _ask(page, "Really?")
     request = scripted.last(Generate)
-    assert request.thinking is sent
-    assert request.tools is None
+    assert request.options.rendering.thinking is sent
+    assert request.options.tools is None
 
 
 def test_the_example_runs_a_tool_and_sends_its_result(scripted: ScriptedStack, page: Page) -> None:
@@ -126,8 +126,8 @@ def test_the_example_runs_a_tool_and_sends_its_result(scripted: ScriptedStack, p
     [result] = _texts(page, ".call .result")
     assert call == f'get_weather({{"city": "Paris"}}){result}'
     sent = scripted.last(Generate)
-    assert sent.tools is not None
-    assert [one["function"]["name"] for one in sent.tools.definitions] == ["get_weather", "add"]
+    assert sent.options.tools is not None
+    assert [one["function"]["name"] for one in sent.options.tools.definitions] == ["get_weather", "add"]
     assert sent.messages is not None
     _, called, reply = sent.messages
     assert called.tool_calls is not None

@@ -50,7 +50,7 @@ def test_max_tokens_are_never_reduced_silently(stack: FrontendStack, path: str, 
     prompt = answered(stack, path, body)["usage"]["prompt_tokens"]
     left = CONTEXT - prompt
     answered(stack, path, body | {"max_tokens": left})
-    assert stack.scheduler.received(Submit)[-1].max_tokens == left
+    assert stack.scheduler.received(Submit)[-1].params.max_tokens == left
     response = stack.http.post(path, json=body | {"max_tokens": left + 1})
     assert refused(response)[1] == "context_length_exceeded"
     message = response.json()["error"]["message"]

@@ -17,7 +17,6 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.process import FrontendServer
 from minisgl.wire.sockets import Codec, open_socket
 from minisgl.wire.text import (
-    CHECK_CONSTRAINTS,
     TEXT_WIRE_VERSION,
     CheckConstraints,
     CheckedConstraints,
@@ -53,9 +52,8 @@ class Frontend:
     def connect_worker(self) -> None:
         self._worker = open_socket(self._context, zmq.DEALER)
         self._worker.connect(self._address)
-        features = (CHECK_CONSTRAINTS,)
         state = WorkerState(
-            version=TEXT_WIRE_VERSION, at=time.monotonic(), model=None, status=None, reason="at zero", features=features
+            version=TEXT_WIRE_VERSION, at=time.monotonic(), model=None, status=None, reason="at zero"
         )
         self._worker.send(self._codec.encode(state))
         eventually(lambda: httpx.get(f"{self._url}/ready").status_code == 200)

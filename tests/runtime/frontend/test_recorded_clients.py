@@ -34,7 +34,7 @@ def test_a_recorded_request_is_answered_and_understood(
     assert "Hello" in response.text
     assert response.headers.get("x-ignored-params", "") in ("", IGNORED.get(client, ""))
     sent = scripted.last(Generate)
-    definitions = sent.tools.definitions if sent.tools is not None else ()
+    definitions = sent.options.tools.definitions if sent.options.tools is not None else ()
     names = {
         tool.get("name") or tool["function"]["name"] for tool in request_["body"].get("tools", ()) if _is_named(tool)
     }

@@ -24,7 +24,6 @@ from minisgl.wire.messages import SamplingParams
 from minisgl.wire.sockets import open_socket
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
-    REQUESTS_WAIT,
     TEXT_WIRE_VERSION,
     Accepted,
     Cancel,
@@ -38,6 +37,7 @@ from minisgl.wire.text import (
     WorkerState,
 )
 from support.frontend.fake_scheduler import STATUS, WAIT_SECONDS, card
+from support.messages import generate_of
 
 READY = WorkerState(
     version=TEXT_WIRE_VERSION,
@@ -75,7 +75,7 @@ class Links:
 
     def submit(self) -> ResponseStream:
         record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
-        request = Generate(id=secrets.token_bytes(16), prompt="a", params=SamplingParams())
+        request = generate_of(id=secrets.token_bytes(16), prompt="a", params=SamplingParams())
         return self.tokenizers.submit(record, [request], 1)
 
     async def until(self, ready: bool) -> str | None:
@@ -313,54 +313,45 @@ async def test_only_one_task_may_wait_for_a_stream(links: Links) -> None:
     first.cancel()
 
 
-def waiting(requests: int, *features: str) -> WorkerState:
+def waiting(requests: int) -> WorkerState:
     """State of a worker without an engine, in which this many requests are parked."""
-    state = msgspec.structs.replace(READY, at=time.monotonic(), model=None, parked=requests)
-    return msgspec.structs.replace(state, features=features)
+    return msgspec.structs.replace(READY, at=time.monotonic(), model=None, parked=requests)
 
 
 async def test_workers_are_told_whether_requests_wait_for_an_engine(links: Links) -> None:
     first, second = links.workers
-    await first.send(waiting(0, REQUESTS_WAIT), waiting(0, REQUESTS_WAIT))
+    await first.send(waiting(0), waiting(0))
     held = links.tokenizers.requests.held.hold(10, "address 127.0.0.1")
-    await first.send(waiting(0, REQUESTS_WAIT), waiting(0, REQUESTS_WAIT))
+    await first.send(waiting(0), waiting(0))
     assert await first.receive() == RequestsWait(True)
     links.tokenizers.requests.held.release(held)
-    await first.send(waiting(0, REQUESTS_WAIT))
+    await first.send(waiting(0))
     assert await first.receive() == RequestsWait(False)
     # Those in one worker wait for an engine that another one may find.
-    await second.send(waiting(1, REQUESTS_WAIT))
+    await second.send(waiting(1))
     assert [await first.receive(), await second.receive()] == [RequestsWait(True)] * 2
 
 
 @pytest.mark.parametrize("reason", ["it drains", "its model is suspended"])
 async def test_no_engine_need_come_for_a_frontend_that_stops(links: Links, reason: str) -> None:
     worker = links.workers[0]
-    await worker.send(waiting(1, REQUESTS_WAIT))
+    await worker.send(waiting(1))
     assert await worker.receive() == RequestsWait(True)
     if reason == "it drains":
         links.tokenizers.start_draining("it stops")
     else:
         links.tokenizers.set_serving(False)
-    await worker.send(waiting(1, REQUESTS_WAIT))
+    await worker.send(waiting(1))
     assert await worker.receive() == RequestsWait(False)
 
 
-async def test_a_worker_of_version_0_1_0_is_not_told(links: Links) -> None:
-    worker = links.workers[0]
-    await worker.send(waiting(1), READY)
-    await links.until(True)
-    links.submit()
-    assert isinstance(await worker.receive(), Generate)
-
-
 async def test_a_restarted_worker_is_told_again(links: Links) -> None:
-    await links.workers[0].send(waiting(1, REQUESTS_WAIT))
+    await links.workers[0].send(waiting(1))
     assert await links.workers[0].receive() == RequestsWait(True)
     links.workers[0].disconnect()
     async with asyncio.timeout(WAIT_SECONDS):
         while links.tokenizers.num_held:
             await asyncio.sleep(0)
     links.workers[0] = links.connect(0)
-    await links.workers[0].send(waiting(1, REQUESTS_WAIT))
+    await links.workers[0].send(waiting(1))
     assert await links.workers[0].receive() == RequestsWait(True)

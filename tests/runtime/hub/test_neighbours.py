@@ -156,7 +156,7 @@ def test_files_are_shared_only_on_request(hub: FakeHub, volume: Path) -> None:
 
 
 def test_files_without_a_recorded_digest_are_hashed_before_they_are_linked(hub: FakeHub, volume: Path) -> None:
-    """Version 0.1.0 recorded no digests, and partial downloads have no record."""
+    """Partial downloads have no record."""
     run(hub, OLD, volume / "old")
     record = json.loads((volume / "old" / "minisgl-fetch.json").read_text())
     for field in ("files", "owner"):

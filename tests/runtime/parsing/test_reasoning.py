@@ -12,7 +12,8 @@ from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer_scanner import reasoning_state
 from minisgl.tokenizer.token_bytes import TokenBytes, added_tokens
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import ChatMessage, Generate
+from minisgl.wire.text import ChatMessage
+from support.messages import generate_of
 from support.parsing.replay import Result, replay
 from support.tiny_tokenizers import byte_level
 
@@ -36,10 +37,10 @@ BEFORE, WITHIN, BEHIND = ReasoningState.BEFORE, ReasoningState.WITHIN, Reasoning
 def test_the_tail_of_the_prompt_decides(prompt: str, state: ReasoningState, has_tokens: bool) -> None:
     tokenizer = byte_level(added=("<think>", "</think>") if has_tokens else ())
     answers = find_formats(Parsers(reasoning="qwen3"), None, added_tokens(tokenizer))
-    request = Generate(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
+    request = generate_of(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
     tokens = array("i", tokenizer.encode(prompt).ids)
     assert reasoning_state(request, answers, TokenBytes(tokenizer), tokens) is state
-    completion = Generate(id=b"", prompt=prompt, params=SamplingParams())
+    completion = generate_of(id=b"", prompt=prompt, params=SamplingParams())
     assert reasoning_state(completion, answers, TokenBytes(tokenizer), tokens) is BEHIND
 
 
@@ -85,7 +86,7 @@ def test_reasoning_may_begin_without_its_marker() -> None:
 def test_reasoning_that_always_comes_is_open_before_it_begins() -> None:
     tokenizer = byte_level()
     answers = find_formats(Parsers(reasoning="deepseek_r1"), None, added_tokens(tokenizer))
-    request = Generate(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
+    request = generate_of(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
     for prompt, state in (("<|im_start|>", WITHIN), ("<|im_start|><think></think>", BEHIND)):
         tokens = array("i", tokenizer.encode(prompt).ids)
         assert reasoning_state(request, answers, TokenBytes(tokenizer), tokens) is state

@@ -70,7 +70,7 @@ def test_a_pod_without_a_proof_of_its_own_is_turned_away(
     assert pods.joined == {}
 
 
-def test_a_pod_of_version_0_1_0_is_told_that_its_image_is_another_one(pods: MemberPods, secret: PeerSecret) -> None:
+def test_a_pod_of_another_version_is_told_that_its_image_is_another_one(pods: MemberPods, secret: PeerSecret) -> None:
     """Its ranks would wait for plans in vain: they have no token."""
     refusal = answer(pods, secret.proof("join", "r", "a", "1", "r-1"), version=1)
     assert isinstance(refusal, Rejected)

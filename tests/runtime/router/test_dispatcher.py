@@ -14,8 +14,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from minisgl.router.dispatcher import Dispatcher
 from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
-    END_DRAIN,
-    GRAMMAR,
+    FEATURES,
     WIRE_VERSION,
     Abort,
     Ack,
@@ -23,31 +22,25 @@ from minisgl.wire.messages import (
     Failed,
     FinishReason,
     PromptLogprobs,
-    Status,
     Submit,
     Thinking,
     Tokens,
     Welcome,
 )
 from support.frontend.fake_scheduler import card, row
+from support.messages import status_of, submit_of
 
 FILE_SETS = ({"tokenizer.json": "a" * 64}, {"tokenizer.json": "b" * 64})
 PROMPTS = (b"\0" * 512, b"\1" * 512)
 """One prompt in the token ids of each tokenizer."""
+CONSTRAINTS = {"grammar", "allowed_token_ids", "bad_words"}
+"""Features of some engines."""
 RETRY_SECONDS, STALL_SECONDS, DRAIN_SECONDS = 10.0, 15.0, 25.0
 WITH_TEXT, WITHOUT_TEXT = 5, 6
 """Token ids."""
 REPLICAS = 3
 
-STATUS = Status(
-    **dict.fromkeys(
-        (
-            *("waiting", "running", "used_pages", "num_pages", "steps", "prompt_tokens", "cached_tokens"),
-            *("prefill_tokens", "generated_tokens", "preemptions", "finished"),
-        ),
-        0,
-    )
-)
+STATUS = status_of()
 
 
 class Server:
@@ -76,12 +69,14 @@ class Server:
         return self.kind, self.revision
 
     def welcome(self) -> Welcome:
+        unknown = set() if self.knows_constraints else CONSTRAINTS
+        unknown = unknown if self.can_end_drain else {*unknown, "end_drain"}
         return Welcome(
             version=WIRE_VERSION,
             epoch=(1, self.epoch),
             model=card(tokenizer_hashes=FILE_SETS[self.kind], revision=self.revision),
             replica=self.name,
-            features=(GRAMMAR,) * self.knows_constraints + (END_DRAIN,) * self.can_end_drain,
+            features=tuple(name for name in FEATURES if name not in unknown),
         )
 
 
@@ -222,7 +217,7 @@ class Dispatching(RuleBasedStateMachine):
     def send(self, request_id: bytes) -> None:
         allowed = (1,) if request_id in self.constrained else ()
         self.dispatcher.submit(
-            Submit(id=request_id, prompt=PROMPTS[self.kind], max_tokens=100, seed=1, allowed_token_ids=allowed)
+            submit_of(id=request_id, prompt=PROMPTS[self.kind], max_tokens=100, seed=1, allowed_token_ids=allowed)
         )
 
     @rule(kind=st.integers(0, 1))
@@ -454,7 +449,7 @@ def test_a_replica_that_refuses_a_request_with_output_counts_as_draining() -> No
     server, request_id = Server(0), b"%016d" % 1
     dispatcher.add(server.address)
     dispatcher.welcome(server.address, server.welcome())
-    dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1))
+    dispatcher.submit(submit_of(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1))
     dispatcher.tokens(server.address, row(request_id, 0, 5))
     dispatcher.failed(server.address, Failed(request_id, "draining", "it ends"))
     assert given[-1] == Failed(request_id, "draining", "it ends"), "it is not resubmitted"
@@ -477,7 +472,7 @@ def test_a_silent_replica_that_drains_counts_as_no_loss() -> None:
     for server in servers:
         dispatcher.add(server.address)
     dispatcher.welcome(servers[0].address, servers[0].welcome())
-    dispatcher.submit(Submit(id=b"%016d" % 1, prompt=PROMPTS[0], max_tokens=8, seed=1))
+    dispatcher.submit(submit_of(id=b"%016d" % 1, prompt=PROMPTS[0], max_tokens=8, seed=1))
     dispatcher.tokens(servers[0].address, row(b"%016d" % 1, 0, 5))
     for before, after in ((0, 1), (1, 2)):
         # Each replica drains, is silent, and loses the request to the next one.
@@ -491,7 +486,7 @@ def test_a_silent_replica_that_drains_counts_as_no_loss() -> None:
     assert not any(isinstance(message, Failed) for message in given), "it was the first loss"
 
 
-def test_constrained_requests_need_a_replica_that_constrains() -> None:
+def test_a_request_goes_only_to_an_engine_that_knows_its_parameters() -> None:
     given: list[Any] = []
     sent: list[tuple[str, bytes]] = []
     dispatcher = Dispatcher(
@@ -508,20 +503,15 @@ def test_constrained_requests_need_a_replica_that_constrains() -> None:
 
     def submit(number: int, **options: Any) -> bytes:
         request_id = b"%016d" % number
-        dispatcher.submit(Submit(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1, **options))
+        dispatcher.submit(submit_of(id=request_id, prompt=PROMPTS[0], max_tokens=8, seed=1, **options))
         return request_id
 
     dispatcher.add(old.address)
     dispatcher.welcome(old.address, old.welcome())
-    refused = submit(1, grammar="{}")
+    refused = submit(1, grammar="{}", allowed_token_ids=(1,))
     assert [(failed.id, failed.code) for failed in given] == [(refused, "unsupported_by_engine")]
-    assert given[0].message == (
-        "no connected engine knows grammars, which structured output and required tools need; update the engines"
-    )
-    named = submit(9, logprobs=0, logprob_token_ids=(5,))
-    assert [failed.id for failed in given] == [refused, named]
-    del given[1]
-    plain = submit(2, thinking=Thinking(start=(1,), end=(2,)))
+    assert given[0].message == "no connected engine knows allowed_token_ids, grammar; update the engines"
+    plain = submit(2, temperature=0.5, thinking=Thinking(start=(1,), end=(2,)))
     dispatcher.add(new.address)
     dispatcher.welcome(new.address, new.welcome())
     constrained = submit(3, bad_words=((4,),))

@@ -12,15 +12,15 @@ from minisgl.router.drain_ends import END_DRAIN_SECONDS, DrainEnds
 from minisgl.router.replicas import Replicas
 from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
-    END_DRAIN,
+    FEATURES,
     WIRE_VERSION,
     EndDrain,
     Failed,
     Status,
-    Submit,
     Welcome,
 )
 from support.frontend.fake_scheduler import STATUS, card, row
+from support.messages import submit_of
 
 FILES = {"tokenizer.json": "0" * 64}
 OTHER_FILES = {"tokenizer.json": "1" * 64}
@@ -29,7 +29,7 @@ QUEUE_SECONDS, DRAIN_SECONDS = 60.0, 300.0
 SHORT = END_DRAIN_SECONDS / 2
 
 
-def welcome(name: str, files: dict[str, str] = FILES, features: tuple[str, ...] = (END_DRAIN,)) -> Welcome:
+def welcome(name: str, files: dict[str, str] = FILES, features: tuple[str, ...] = FEATURES) -> Welcome:
     model = card(tokenizer_hashes=files)
     return Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica=name, features=features)
 
@@ -167,7 +167,7 @@ class Model:
 
     def submit(self, number: int) -> bytes:
         request_id = b"%016d" % number
-        self.dispatcher.submit(Submit(id=request_id, prompt=b"\0" * 16, max_tokens=8, seed=1))
+        self.dispatcher.submit(submit_of(id=request_id, prompt=b"\0" * 16, max_tokens=8, seed=1))
         return request_id
 
     def pass_time(self, seconds: float) -> None:

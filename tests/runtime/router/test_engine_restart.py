@@ -13,6 +13,7 @@ from minisgl.router.dispatcher import Dispatcher
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import (
+    FEATURES,
     WIRE_VERSION,
     Abort,
     Ack,
@@ -23,9 +24,10 @@ from minisgl.wire.messages import (
     Submit,
     Welcome,
 )
-from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, Continued, Finished, Generate, ScoredToken, TextFailed, Texts
+from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, Continued, Finished, ScoredToken, TextFailed, Texts
 from support.frontend.fake_scheduler import STATUS, card, row
 from support.frontend.scored_answers import scores
+from support.messages import generate_of
 from support.tiny_tokenizers import byte_level
 
 TOKENIZER = byte_level()
@@ -68,7 +70,7 @@ class Machine:
     def start_engine(self, epoch: int, **changes: Any) -> None:
         self.at_engine = []
         model = card(**{"tokenizer_hashes": FILES, **changes})
-        self.dispatcher.welcome(ENGINE, Welcome(version=WIRE_VERSION, epoch=(1, epoch), model=model))
+        self.dispatcher.welcome(ENGINE, Welcome(version=WIRE_VERSION, epoch=(1, epoch), model=model, features=FEATURES))
         self.session.open(model)
 
     def kill_engine(self) -> None:
@@ -79,7 +81,7 @@ class Machine:
 
     def ask(self, number: int, *, echo: bool = False, deadline_ms: int = 0, priority: int = 0, **params: Any) -> bytes:
         request_id = b"%016d" % number
-        request = Generate(
+        request = generate_of(
             id=request_id,
             prompt="Hi",
             echo=echo,
@@ -123,7 +125,7 @@ class Machine:
         """Pass messages on, as the worker's loop does."""
         for request in self.session.take_to_scheduler():
             if isinstance(request, Submit):
-                self.dispatcher.submit(request)
+                self.dispatcher.submit(request, self.session.deadline_ms(request.id))
             else:
                 self.dispatcher.abort(request.id)
         for message in self.session.take_to_frontend():
@@ -178,7 +180,6 @@ def test_every_attempt_has_the_time_that_is_left_until_the_deadline() -> None:
     machine.dispatcher.unix_ms += 3600_000
     machine.start_engine(2)
     assert [submit.remaining_ms for submit in machine.submits] == [3000, 0]
-    assert [submit.deadline_ms for submit in machine.submits] == [UNIX_MS + 5000, 0]
 
 
 def test_an_echoed_prompt_with_tokens_stays_at_a_draining_engine() -> None:
@@ -190,7 +191,8 @@ def test_an_echoed_prompt_with_tokens_stays_at_a_draining_engine() -> None:
     machine.give(submit, 0, TOKENIZER.encode("é").ids[0])
     machine.dispatcher.add("other")
     model = card(tokenizer_hashes=FILES)
-    machine.dispatcher.welcome("other", Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica="other"))
+    other = Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica="other", features=FEATURES)
+    machine.dispatcher.welcome("other", other)
     machine.dispatcher.status(ENGINE, msgspec.structs.replace(STATUS, draining=True))
     machine.take()
     assert machine.submits == [submit], "it is not moved"
@@ -266,10 +268,10 @@ def test_tokens_without_text_do_not_survive_a_change_of_the_tokenizer() -> None:
 
 def test_the_seed_and_the_order_of_resubmitted_requests_stay() -> None:
     machine, _ = serving(3)
-    before = [(submit.seed, submit.prompt) for submit in machine.submits]
+    before = [(submit.params.seed, submit.prompt) for submit in machine.submits]
     machine.kill_engine()
     machine.start_engine(2)
-    assert [(submit.seed, submit.prompt) for submit in machine.submits] == before
+    assert [(submit.params.seed, submit.prompt) for submit in machine.submits] == before
 
 
 def test_late_tokens_of_the_dead_engine_are_ignored() -> None:
@@ -323,7 +325,7 @@ def test_waiting_requests_are_forgotten_at_once_when_the_frontend_ends_them() ->
 def test_requests_that_arrive_during_the_restart_are_refused() -> None:
     machine, _ = serving(0)
     machine.kill_engine()
-    late = Generate(id=b"l" * 16, prompt="Hi", params=SamplingParams())
+    late = generate_of(id=b"l" * 16, prompt="Hi", params=SamplingParams())
     assert not machine.session.begin(late)
     machine.take()
     assert failure(machine, late.id)[0] == NOT_TAKEN, "the frontend holds them"
@@ -331,7 +333,7 @@ def test_requests_that_arrive_during_the_restart_are_refused() -> None:
 
 def test_a_prompt_that_is_encoded_during_the_restart_waits_for_it() -> None:
     machine, _ = serving(0)
-    request = Generate(id=b"l" * 16, prompt="Hi", params=SamplingParams())
+    request = generate_of(id=b"l" * 16, prompt="Hi", params=SamplingParams())
     assert machine.session.begin(request)
     machine.kill_engine()
     machine.session.encoded(request.id, array("i", TOKENIZER.encode("Hi").ids))
@@ -498,7 +500,7 @@ def test_an_answer_does_not_go_on_between_weights_of_which_one_is_unknown(before
     machine.start_engine(2, revision=now)
     machine.take()
     code, message = failure(machine, request_id)
-    assert code == "model_changed" and "has not reported its model's revision" in message
+    assert code == "model_changed" and "could not determine its model's revision" in message
     give_text(machine, machine.submits[0], "b", "length")
     assert machine.texts[unseen] == "b", "nothing of it was generated before"
 
@@ -573,7 +575,8 @@ def test_a_silent_replica_loses_its_streams_to_another_one() -> None:
     machine.dispatcher.add("other")
     model = card(tokenizer_hashes=FILES)
     machine.dispatcher.replicas.now += 6
-    machine.dispatcher.welcome("other", Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica="other"))
+    other = Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica="other", features=FEATURES)
+    machine.dispatcher.welcome("other", other)
     machine.pass_time(0)
     first, aborted, again = machine.at_engine
     assert aborted == Abort(first.id) and isinstance(again, Submit) and len(again.output) == 8

@@ -15,9 +15,10 @@ import zmq
 from minisgl.router.link import Link
 from minisgl.scheduler.clients import Clients
 from minisgl.wire import receive_limit
-from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Submit, Welcome
+from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Welcome
 from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.sockets import Codec
+from support.messages import submit_of
 
 CARD = ModelCard(name="m", revision="", max_model_len=8, vocab_size=8, eos_token_ids=(), tokenizer_hashes={})
 
@@ -141,7 +142,7 @@ def test_many_requests_of_a_frontend_may_wait_for_a_busy_engine(
         (tmp_path / "required").unlink()
     link, stranger = connect(), connect()
     assert is_welcome(clients, link, secret.proof("scheduler", link.identity.hex()) if is_required else "")
-    request = Submit(id=bytes(16), prompt=bytes(2 << 20), max_tokens=1, seed=0)
+    request = submit_of(id=bytes(16), prompt=bytes(2 << 20), max_tokens=1, seed=0)
     for _ in range(4):
         link.send(request)
     stranger.send(request)

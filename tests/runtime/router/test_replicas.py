@@ -8,21 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.router.replicas import STALE_SECONDS, Replicas
-from minisgl.wire.messages import WIRE_VERSION, Status, Welcome
+from minisgl.wire.messages import FEATURES, WIRE_VERSION, Welcome
 from minisgl.wire.status import DataTypes
 from support.frontend.fake_scheduler import card
+from support.messages import status_of
 
 OLD, NEW = {"tokenizer.json": "0" * 64}, {"tokenizer.json": "1" * 64}
 
 BFLOAT16 = DataTypes(weights="bfloat16", kv_cache="bfloat16")
 FP8 = DataTypes(weights="fp8-channel", kv_cache="fp8_e4m3")
-STATUS = Status(
+STATUS = status_of(
     waiting=1,
     running=2,
     used_pages=3,
     num_pages=10,
     page_size=16,
-    queue_times=(1, 2),
+    queue_times=[1, 2],
     queue_seconds=0.5,
     steps=4,
     prompt_tokens=5,
@@ -40,7 +41,12 @@ STATUS = Status(
 
 def welcome(number: int, hashes: dict[str, str] = OLD, **changes: object) -> Welcome:
     made = Welcome(
-        version=WIRE_VERSION, epoch=(1, 1), model=card(tokenizer_hashes=hashes), replica=f"chat-r{number}", revision="a"
+        version=WIRE_VERSION,
+        epoch=(1, 1),
+        model=card(tokenizer_hashes=hashes),
+        replica=f"chat-r{number}",
+        revision="a",
+        features=FEATURES,
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -121,14 +127,14 @@ def test_all_tokenizer_files_are_loaded_those_of_most_replicas_first() -> None:
     assert replicas.addresses_with_files(NEW) == ["1", "2"]
     replicas.set_loaded_files([NEW])
     assert replicas.files_to_load() == [OLD]
-    replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
+    replicas.status("0", status_of(STATUS, draining=True))
     assert replicas.files_to_load() == []
 
 
 def test_files_of_most_replicas_are_switched_to_once_they_are_loaded() -> None:
     replicas = replicas_of(welcome(0), welcome(1), welcome(2, NEW), welcome(3, NEW))
     replicas.set_loaded_files([OLD])
-    replicas.status("0", msgspec.structs.replace(STATUS, draining=True))
+    replicas.status("0", status_of(STATUS, draining=True))
     assert replicas.files_to_switch_to() is None
     replicas.set_loaded_files([OLD, NEW])
     assert replicas.files_to_switch_to() == NEW
@@ -187,45 +193,47 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     assert replicas.aggregate_status() == STATUS
     slower = {"load": 3.0, "capture": 0.5}
     other = {"attention": {"prefill": "torch", "decode": "balanced"}, "compiled_after_ready": 2, "data_types": (FP8,)}
-    replicas.status("1", msgspec.structs.replace(STATUS, draining=True, start_seconds=slower, **other))
+    replicas.status("1", status_of(STATUS, draining=True, start_seconds=slower, **other))
     total = replicas.aggregate_status()
     assert total is not None
     assert total.start_seconds == slower
     assert total.attention == {"prefill": "fa3, torch", "decode": "balanced"}
     assert total.compiled_after_ready == 3
     assert total.data_types == (BFLOAT16, FP8)
-    assert (total.waiting, total.steps, total.queue_seconds, total.queue_times) == (2, 8, 1.0, (2, 4))
+    counters = total.counters
+    assert (total.waiting, counters.steps, counters.queue_seconds, counters.queue_times) == (2, 8, 1.0, [2, 4])
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)
 
 
 def test_totals_do_not_fall_when_a_replica_restarts_or_goes_away() -> None:
     """Prometheus would take a sum that falls for a restart of all replicas, and count the rest again."""
     replicas = replicas_of(welcome(0), welcome(1))
-    busy = msgspec.structs.replace(STATUS, generated_tokens=1000, queue_times=(7, 5), queue_seconds=9.0)
-    young = msgspec.structs.replace(STATUS, generated_tokens=3, queue_times=(1, 0), queue_seconds=0.5)
+    busy = status_of(STATUS, generated_tokens=1000, queue_times=[7, 5], queue_seconds=9.0)
+    young = status_of(STATUS, generated_tokens=3, queue_times=[1, 0], queue_seconds=0.5)
 
-    def totals() -> tuple[int, tuple[int, ...], float]:
+    def totals() -> tuple[int, list[int], float]:
         total = replicas.aggregate_status()
         assert total is not None
-        return total.generated_tokens, total.queue_times, total.queue_seconds
+        counters = total.counters
+        return counters.generated_tokens, counters.queue_times, counters.queue_seconds
 
     for address in ("0", "1"):
         replicas.status(address, busy)
-    assert totals() == (2000, (14, 10), 18.0)
+    assert totals() == (2000, [14, 10], 18.0)
     replicas.lost("0", "gone")
-    assert totals() == (2000, (14, 10), 18.0)
+    assert totals() == (2000, [14, 10], 18.0)
     # A connection that was lost for a moment: it is still the same start.
     replicas.welcome("0", welcome(0))
-    assert totals() == (2000, (14, 10), 18.0)
+    assert totals() == (2000, [14, 10], 18.0)
     replicas.status("0", busy)
-    assert totals() == (2000, (14, 10), 18.0)
+    assert totals() == (2000, [14, 10], 18.0)
     replicas.welcome("0", welcome(0, epoch=(1, 2)))
     replicas.status("0", young)
-    assert totals() == (2003, (15, 10), 18.5)
+    assert totals() == (2003, [15, 10], 18.5)
     total = replicas.aggregate_status()
     assert total is not None and (total.waiting, total.num_pages) == (2 * STATUS.waiting, 2 * STATUS.num_pages)
     replicas.remove("1")
-    assert totals() == (2003, (15, 10), 18.5)
+    assert totals() == (2003, [15, 10], 18.5)
     replicas.remove("0")
     assert replicas.aggregate_status() is None
 
@@ -246,9 +254,9 @@ def test_totals_are_those_of_all_starts(steps: list[tuple[int, str]]) -> None:
             replicas.lost(address, "gone")
         elif replicas[address].welcome is not None:
             tokens[number, epochs[number]] += 5
-            replicas.status(address, msgspec.structs.replace(STATUS, generated_tokens=tokens[number, epochs[number]]))
+            replicas.status(address, status_of(STATUS, generated_tokens=tokens[number, epochs[number]]))
     total = replicas.aggregate_status()
-    assert total is None or total.generated_tokens == sum(tokens.values())
+    assert total is None or total.counters.generated_tokens == sum(tokens.values())
 
 
 def test_a_view_has_the_mean_queue_time_of_the_last_half_minute_and_the_usage_of_the_cache() -> None:
@@ -259,7 +267,7 @@ def test_a_view_has_the_mean_queue_time_of_the_last_half_minute_and_the_usage_of
         replicas.now = float(second)
         waited = max(0, second - 60) * 2.0
         replicas.status(
-            "0", msgspec.structs.replace(STATUS, waiting=0, queue_times=(second, 0), queue_seconds=waited, used_pages=3)
+            "0", status_of(STATUS, waiting=0, queue_times=[second, 0], queue_seconds=waited, used_pages=3)
         )
         if second == 60:
             assert replicas.views()[0].queue_ms == 0.0
@@ -271,12 +279,10 @@ def test_a_view_has_the_mean_queue_time_of_the_last_half_minute_and_the_usage_of
 
 def test_a_queue_from_which_none_is_admitted_has_waited_since_then() -> None:
     replicas = replicas_of(welcome(0))
-    stuck = msgspec.structs.replace(STATUS, waiting=3, queue_times=(7, 0), queue_seconds=1.0)
+    stuck = status_of(STATUS, waiting=3, queue_times=[7, 0], queue_seconds=1.0)
     for second in range(0, 11):
         replicas.now = float(second)
         replicas.status("0", stuck)
     assert replicas.views()[0].queue_ms == pytest.approx(10_000.0)
-    replicas.status("0", msgspec.structs.replace(stuck, deferred=3))
+    replicas.status("0", status_of(stuck, deferred=3))
     assert replicas.views()[0].queue_ms == 0.0, "their grammars are being compiled"
-    replicas.status("0", msgspec.structs.replace(stuck, queue_times=()))
-    assert replicas.views()[0].queue_ms is None, "an older engine"

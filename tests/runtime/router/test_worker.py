@@ -21,6 +21,7 @@ from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import (
+    FEATURES,
     WIRE_VERSION,
     Abort,
     Ack,
@@ -193,7 +194,7 @@ def test_a_grammar_that_takes_long_to_build_does_not_delay_running_answers(
     assert [text for _, text in stack.frontend.wait_for(Texts).rows()] == ["y"]
     goes_on.set()
     stack.frontend.wait_for(Accepted, lambda accepted: accepted.id == constrained)
-    assert [submit.grammar for submit in stack.scheduler.wait_for(Submit, 2)] == ["", build(constraint)]
+    assert [submit.constraint.grammar for submit in stack.scheduler.wait_for(Submit, 2)] == ["", build(constraint)]
 
 
 def test_an_error_fails_only_its_request(stack: Stack, worker: Worker) -> None:
@@ -352,7 +353,7 @@ def test_an_engine_with_other_tokenizer_files_gets_no_requests(stack: Stack, wor
     "message",
     [
         Failed(b"", "wire_version", "wire version 1 is not understood"),
-        Welcome(version=WIRE_VERSION + 5, epoch=(1, 1), model=card()),
+        Welcome(version=WIRE_VERSION + 5, epoch=(1, 1), model=card(), features=FEATURES),
     ],
 )
 def test_an_engine_of_another_version_is_reported(stack: Stack, worker: Worker, message: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit
+from support.messages import submit_of
 from support.numerics.kv_engine import reference
 from support.scheduler_audit import check_radix
 from support.scheduling import VOCAB, Harness
@@ -17,7 +18,7 @@ from support.scheduling import VOCAB, Harness
 
 def submit(number: int, max_tokens: int = 3, **options: Any) -> Submit:
     prompt = np.array([number], "<i4").tobytes()
-    return Submit(id=number.to_bytes(16, "big"), prompt=prompt, max_tokens=max_tokens, seed=0, **options)
+    return submit_of(id=number.to_bytes(16, "big"), prompt=prompt, max_tokens=max_tokens, seed=0, **options)
 
 
 def test_ended_requests_are_dropped_before_their_deadline() -> None:

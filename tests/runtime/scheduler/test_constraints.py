@@ -24,6 +24,7 @@ from minisgl.scheduler.constraints import (
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Submit, Thinking
 from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher, allowed_tokens, eos_ends
+from support.messages import submit_of
 from support.scheduling import EOS, VOCAB, Answer, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])
@@ -49,7 +50,7 @@ constraints = st.fixed_dictionaries(
 
 
 def message(**options: Any) -> Submit:
-    return Submit(id=bytes(16), prompt=bytes(4), max_tokens=20, seed=0, **options)
+    return submit_of(id=bytes(16), prompt=bytes(4), max_tokens=20, seed=0, **options)
 
 
 def tokens_of(mask: np.ndarray) -> set[int]:
@@ -65,7 +66,7 @@ def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: s
         return
     toy: Any = ToyGrammars(VOCAB)
     matcher: Any = None
-    if submit.grammar:
+    if submit.constraint.grammar:
         toy.start(None, submit, vocabulary)
         toy.compile(1)
         matcher = toy.matchers[0]
@@ -82,7 +83,7 @@ def test_masks_allow_what_the_definition_allows(options: dict[str, Any], data: s
             return
         preferred = sorted(expected & {1, 2, 3, 50, 51, 60, 61}) or sorted(expected)
         token = data.draw(st.sampled_from(preferred))
-        if token in submit.stop_token_ids or (token in EOS and not submit.ignore_eos):
+        if token in submit.params.stop_token_ids or (token in EOS and not submit.params.ignore_eos):
             return
         is_last = token in EOS and eos_ends(submit, output)
         ended, consuming = advance_all([(constraint, token)])
@@ -133,7 +134,7 @@ def test_constrained_rows_follow_their_constraints_and_change_no_other_row(overl
     harness.run()
     for answer in (*free, *constrained):
         assert answer.failure is None and answer.tokens == answer.expected()
-        assert answer.is_compiled == bool(answer.submit.grammar)
+        assert answer.is_compiled == bool(answer.submit.constraint.grammar)
     assert [answer.finish for answer in constrained[:3]] == ["stop"] * 3
     assert constrained[3].tokens[2:4] == [60, 61]
     harness.check_idle()

@@ -20,6 +20,7 @@ from minisgl.scheduler.process import SchedulerProcessConfig, run
 from minisgl.scheduler.server import serve
 from minisgl.wire.messages import WIRE_VERSION, Ack, Failed, FromScheduler, Hello, ModelCard, Submit, Welcome
 from minisgl.wire.sockets import Codec, open_socket
+from support.messages import submit_of
 from support.scheduling import VOCAB, Harness
 
 CARD = ModelCard(name="m", revision="", max_model_len=64, vocab_size=VOCAB, eos_token_ids=(), tokenizer_hashes={})
@@ -83,7 +84,7 @@ def expect(socket: Any, *kinds: type) -> Any:
 
 def submit(number: int, max_tokens: int = 3, **options: Any) -> Submit:
     prompt = np.array([number], "<i4").tobytes()
-    return Submit(id=number.to_bytes(16, "big"), prompt=prompt, max_tokens=max_tokens, seed=0, **options)
+    return submit_of(id=number.to_bytes(16, "big"), prompt=prompt, max_tokens=max_tokens, seed=0, **options)
 
 
 @pytest.mark.parametrize("frame", FRAMES_THAT_BREAK_DECODERS)

@@ -90,16 +90,16 @@ def test_history_is_sent_only_when_a_processor_needs_it() -> None:
 def test_log_probabilities_reach_the_requests_that_want_them(overlap: bool, budget: int) -> None:
     harness = Harness(overlap=overlap, budget=budget)
     prompt = list(range(20, 33))
-    asked = [(-1, -1), (0, -1), (3, 2), (-1, 0), (1, 5)]
+    asked = [(None, None), (0, None), (3, 2), (None, 0), (1, 5)]
     answers = [
         harness.submit(prompt, 6, ignore_eos=True, logprobs=of_answer, prompt_logprobs=of_prompt)
         for of_answer, of_prompt in asked
     ]
     harness.run()
     for answer, (of_answer, of_prompt) in zip(answers, asked, strict=True):
-        assert len(answer.scores) == (6 if of_answer >= 0 else 0)
-        assert len(answer.prompt_scores) == (12 if of_prompt >= 0 else 0)
-        assert answer.cached == 0 or of_prompt < 0
+        assert len(answer.scores) == (0 if of_answer is None else 6)
+        assert len(answer.prompt_scores) == (0 if of_prompt is None else 12)
+        assert answer.cached == 0 or of_prompt is None
         answer.check_scores()
     harness.check_idle()
 

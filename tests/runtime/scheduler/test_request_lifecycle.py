@@ -11,8 +11,8 @@ import pytest
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.request import Phase
 from minisgl.scheduler.step_output import RequestError
-from minisgl.wire.messages import Submit
 from support.constrained import ToyGrammar
+from support.messages import submit_of
 from support.numerics.kv_engine import reference
 from support.scheduling import EOS, VOCAB, Harness
 
@@ -303,7 +303,7 @@ def test_a_request_continues_behind_its_earlier_output() -> None:
     output = np.array(whole.tokens[:4], np.int32).tobytes()
     request_id = (99).to_bytes(16, "big")
     harness.scheduler.submit(
-        Submit(id=request_id, prompt=whole.submit.prompt, output=output, max_tokens=10, seed=5, ignore_eos=True)
+        submit_of(id=request_id, prompt=whole.submit.prompt, output=output, max_tokens=10, seed=5, ignore_eos=True)
     )
     rest: list[tuple[int, int]] = []
     while harness.scheduler.has_work:
@@ -318,7 +318,7 @@ def test_a_continued_request_goes_ahead_of_new_ones_even_into_a_full_queue() -> 
     harness.submit([1], 30, ignore_eos=True)
     harness.step()
     new = harness.submit([2], 30, ignore_eos=True)
-    continued = Submit(
+    continued = submit_of(
         id=(99).to_bytes(16, "big"),
         prompt=new.submit.prompt,
         output=b"\6\0\0\0",
@@ -366,7 +366,7 @@ def test_an_invalid_request_is_rejected_and_others_continue(options: dict[str, o
     good = harness.submit([1], 3, ignore_eos=True)
     values = {"id": bytes(16), "prompt": np.array([1], np.int32).tobytes(), "max_tokens": 4, "seed": 0} | options
     with pytest.raises(RequestError) as error:
-        harness.scheduler.submit(Submit(**values))  # type: ignore[arg-type]
+        harness.scheduler.submit(submit_of(**values))  # type: ignore[arg-type]
     assert error.value.code == code
     harness.run()
     assert good.tokens == good.expected()

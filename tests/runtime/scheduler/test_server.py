@@ -17,6 +17,7 @@ from minisgl.engine.interface import EngineLimits
 from minisgl.scheduler import clients as clients_module
 from minisgl.scheduler.process import SchedulerProcessConfig, run
 from minisgl.wire.messages import (
+    FEATURES,
     FINISH_REASONS,
     WIRE_VERSION,
     Abort,
@@ -26,13 +27,13 @@ from minisgl.wire.messages import (
     Hello,
     ModelCard,
     Status,
-    Submit,
     Tokens,
     Welcome,
 )
 from minisgl.wire.plan import StepPlan, StepResult
 from minisgl.wire.sockets import Codec, open_socket
 from support.constrained import ToyGrammar, ToyGrammars
+from support.messages import submit_of
 from support.numerics.kv_engine import KvEngine, reference
 from support.scheduling import EOS, VOCAB
 
@@ -81,7 +82,7 @@ class Client:
     def submit(self, number: int, prompt: list[int], max_tokens: int, **options: Any) -> bytes:
         request_id = number.to_bytes(16, "big")
         options.setdefault("seed", 0)
-        self.send(Submit(id=request_id, prompt=np.array(prompt, "<i4").tobytes(), max_tokens=max_tokens, **options))
+        self.send(submit_of(id=request_id, prompt=np.array(prompt, "<i4").tobytes(), max_tokens=max_tokens, **options))
         return request_id
 
 
@@ -116,7 +117,7 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 def test_welcome_contains_the_model_card(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     welcome = Client(context, server[0]).receive()
-    assert welcome == Welcome(version=WIRE_VERSION, epoch=(5, 1), model=server[1])
+    assert welcome == Welcome(version=WIRE_VERSION, epoch=(5, 1), model=server[1], features=FEATURES)
     assert server[1].vocab_size == VOCAB
 
 
@@ -265,22 +266,11 @@ def test_an_engine_may_use_the_time_without_requests(tmp_path: Path, context: zm
         thread.join(60)
 
 
-@pytest.mark.parametrize("deadline", [{"deadline_ms": 1}, {"deadline_ms": 1 << 50, "remaining_ms": 1}])
-def test_a_deadline_is_enforced_by_the_server(
-    deadline: dict[str, int], server: tuple[str, ModelCard], context: zmq.Context[Any]
-) -> None:
+def test_a_deadline_is_enforced_by_the_server(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     client = Client(context, server[0])
-    request_id = client.submit(1, [1], LONG, ignore_eos=True, **deadline)
+    request_id = client.submit(1, [1], LONG, ignore_eos=True, remaining_ms=1)
     message = client.wait_for(lambda m: isinstance(m, Failed))
     assert message == Failed(request_id, "deadline_exceeded", message.message)  # type: ignore[union-attr]
-
-
-def test_the_remaining_time_replaces_a_deadline_by_the_clock_of_another_host(
-    server: tuple[str, ModelCard], context: zmq.Context[Any]
-) -> None:
-    client = Client(context, server[0])
-    request_id = client.submit(1, [1], 3, ignore_eos=True, deadline_ms=1, remaining_ms=1 << 30)
-    client.wait_for(lambda _: request_id in client.finish)
 
 
 def test_a_client_that_does_not_read_is_dropped_without_blocking_others(
@@ -324,7 +314,7 @@ def test_requests_with_a_grammar_are_accepted_when_it_is_compiled(tmp_path: Path
         assert listening.wait(60)
         client = Client(context, config.address)
         welcome = client.receive()
-        assert isinstance(welcome, Welcome) and welcome.features == ("grammar",)
+        assert isinstance(welcome, Welcome) and welcome.features == FEATURES
         grammar = ToyGrammar(factor=3, length=5, least=5)
         good = client.submit(1, [1, 2], 9, grammar=grammar.text)
         client.wait_for(lambda message: message == Ack(good))

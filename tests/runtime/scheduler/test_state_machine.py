@@ -105,8 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         deadline=st.sampled_from([0, 0, 0, 30]),
         stop=st.lists(st.integers(0, 96), max_size=8),
-        logprobs=st.sampled_from([-1, -1, 0, 2]),
-        prompt_logprobs=st.sampled_from([-1, -1, -1, 0, 1]),
+        logprobs=st.sampled_from([None, None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, None, 0, 1]),
         salt=st.sampled_from([b"", b"", b"a", b"b"]),
         tenant=st.sampled_from([b"", b"", b"a", b"b"]),
         stream=st.booleans(),
@@ -123,8 +123,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         deadline: int,
         stop: list[int],
-        logprobs: int,
-        prompt_logprobs: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
         salt: bytes,
         tenant: bytes,
         stream: bool,
@@ -199,15 +199,15 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert answer.tokens == expected[: len(answer.tokens)]
             else:
                 assert answer.tokens == expected
-                assert answer.finish == ("length" if len(expected) == answer.submit.max_tokens else "stop") or (
-                    answer.finish == "stop" and len(expected) == answer.submit.max_tokens
+                assert answer.finish == ("length" if len(expected) == answer.submit.params.max_tokens else "stop") or (
+                    answer.finish == "stop" and len(expected) == answer.submit.params.max_tokens
                 )
 
     def _check_failure(self, answer: Answer, expected: list[int]) -> None:
         """The only failures are those of constraints that cannot be satisfied."""
         assert answer.failure is not None
         if answer.failure.code == "invalid_grammar":
-            assert answer.submit.grammar == WRONG.text and not answer.tokens
+            assert answer.submit.constraint.grammar == WRONG.text and not answer.tokens
         else:
             assert answer.failure.code == "no_allowed_token" and answer.tokens == expected
             assert not allowed_tokens(answer.submit, expected, VOCAB, EOS)

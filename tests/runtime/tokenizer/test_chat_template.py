@@ -11,8 +11,9 @@ from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import ChatMessage, Generate
+from minisgl.wire.text import ChatMessage
 from support.frontend.chat_templates import CHATML, FAMILIES, LLAMA3, MISTRAL, QWEN3, TEXT_ARGUMENTS, TOOL_FAMILIES
+from support.messages import generate_of
 from support.tiny_tokenizers import byte_level, write_directory
 
 SPECIAL = {"bos_token": "<|begin|>", "eos_token": "<|eot_id|>"}
@@ -66,7 +67,7 @@ def test_encodes_what_transformers_encodes(tmp_path: Path, family: str) -> None:
         turns, chat_template=template, add_generation_prompt=True, return_dict=False
     )
     files = load_model_files(write_directory(tmp_path, tokenizer, chat_template=template, config=SPECIAL))
-    request = Generate(id=b"i" * 16, messages=tuple(messages), params=SamplingParams())
+    request = generate_of(id=b"i" * 16, messages=tuple(messages), params=SamplingParams())
     (prompt,) = PromptEncoder(files).encode([request])
     assert not isinstance(prompt, PromptError)
     assert prompt.tolist() == expected

@@ -16,7 +16,8 @@ from minisgl.tokenizer.longest_token import longest_token
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import ChatMessage, Generate, fewest_tokens
+from minisgl.wire.text import ChatMessage, fewest_tokens
+from support.messages import generate_of
 from support.tiny_tokenizers import CORPUS, byte_fallback, byte_level, write_directory
 
 
@@ -108,7 +109,7 @@ def test_a_prompt_that_is_certainly_too_long_is_not_encoded(tmp_path: Path) -> N
     encoder = PromptEncoder(load_model_files(write_directory(tmp_path, byte_level())))
 
     def prompt(**fields: object) -> object:
-        request = Generate(id=b"r" * 16, params=SamplingParams(), **fields)  # type: ignore[arg-type]
+        request = generate_of(id=b"r" * 16, params=SamplingParams(), **fields)  # type: ignore[arg-type]
         return encoder.encode([request], 100)[0]
 
     system = ChatMessage(role="system", content="a" * 10_000)

@@ -86,7 +86,7 @@ def test_sampling_defaults_that_would_fail_every_request_are_rejected(
 def test_the_scheduler_accepts_all_sampling_defaults(bounds: dict[str, Any]) -> None:
     assert bounds.keys() == {*SamplingDefaults.__struct_fields__}
     params = SamplingParams(**msgspec.structs.asdict(msgspec.convert(bounds, GenerationConfig)), seed=0, max_tokens=1)
-    submit = Submit.with_params(params, id=bytes(REQUEST_ID_BYTES), prompt=bytes(4))
+    submit = Submit(id=bytes(REQUEST_ID_BYTES), prompt=bytes(4), params=params)
     limits = SchedulerConfig(
         num_pages=4,
         page_size=16,

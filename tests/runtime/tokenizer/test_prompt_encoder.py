@@ -16,6 +16,7 @@ from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams
 from minisgl.wire.text import ChatMessage, Generate, ToolOptions
 from support.frontend.chat_templates import AGENT, LLAMA3, MISTRAL
+from support.messages import generate_of
 from support.tiny_tokenizers import CHATML, byte_fallback, byte_level, write_directory
 
 LLAMA3_TOKENS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_end|>")
@@ -56,7 +57,7 @@ def test_calls_and_results_become_texts_of_a_template_that_knows_only_two_roles(
 
 
 def request(**prompt: Any) -> Generate:
-    return Generate(id=b"i" * 16, params=SamplingParams(), **prompt)
+    return generate_of(id=b"i" * 16, params=SamplingParams(), **prompt)
 
 
 def ids(encoder: PromptEncoder, **prompt: Any) -> list[int]:

@@ -24,9 +24,20 @@ from minisgl.wire.messages import (
     TokenLogprobs,
     Tokens,
 )
-from minisgl.wire.text import NOT_TAKEN, Accepted, Cancel, Finished, Generate, ScoredToken, TextFailed, Texts
+from minisgl.wire.text import (
+    NOT_TAKEN,
+    Accepted,
+    Cancel,
+    Finished,
+    Generate,
+    RequestOptions,
+    ScoredToken,
+    TextFailed,
+    Texts,
+)
 from support.frontend.fake_scheduler import card, row
 from support.frontend.scored_answers import scores
+from support.messages import generate_of, submit_of
 from support.tiny_tokenizers import byte_fallback, byte_level
 
 TOKENIZER = byte_level()
@@ -36,8 +47,10 @@ ID = b"a" * 16
 EOS = TOKENIZER.token_to_id("<|im_end|>")
 
 
-def generate(request_id: bytes = ID, **params: Any) -> Generate:
-    return Generate(id=request_id, prompt="Hello", params=SamplingParams(**params))
+def generate(request_id: bytes = ID, options: RequestOptions | None = None, **params: Any) -> Generate:
+    return Generate(
+        id=request_id, prompt="Hello", params=SamplingParams(**params), options=options or RequestOptions()
+    )
 
 
 def started(request_id: bytes = ID, session: Session | None = None, **params: Any) -> Session:
@@ -70,7 +83,7 @@ def test_a_request_from_text_to_tokens() -> None:
     assert not session.take_to_scheduler()
     session.encoded(ID, PROMPT)
     assert session.take_to_scheduler() == [
-        Submit(
+        submit_of(
             id=ID,
             prompt=PROMPT.tobytes(),
             max_tokens=7,
@@ -97,16 +110,16 @@ def submitted(max_model_len: int, **params: Any) -> Submit | TextFailed:
 
 
 def test_a_request_without_seed_gets_a_random_one() -> None:
-    seeds = {m.seed for m in (submitted(99), submitted(99)) if isinstance(m, Submit)}
+    seeds = {m.params.seed for m in (submitted(99), submitted(99)) if isinstance(m, Submit)}
     assert len(seeds) == 2
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)
 
 
 @pytest.mark.parametrize("room", [1, 5])
 def test_max_tokens_defaults_to_the_rest_of_the_context(room: int) -> None:
     message = submitted(len(PROMPT) + room)
     assert isinstance(message, Submit)
-    assert message.max_tokens == room
+    assert message.params.max_tokens == room
 
 
 @pytest.mark.parametrize(("room", "max_tokens"), [(0, None), (-2, None), (3, 4), (-1, 1)])
@@ -124,13 +137,13 @@ def test_requests_that_exceed_the_context_are_refused(room: int, max_tokens: int
 def test_soft_limits_generate_what_the_context_leaves(room: int, max_tokens: int, most: int | None) -> None:
     session = Session(TABLE)
     session.open(card(max_model_len=len(PROMPT) + room))
-    session.begin(msgspec.structs.replace(generate(max_tokens=max_tokens), soft_limits=True))
+    session.begin(generate(max_tokens=max_tokens, options=RequestOptions(soft_limits=True)))
     session.encoded(ID, PROMPT)
     (message,) = [*session.take_to_scheduler(), *session.take_to_frontend()]
     if most is None:
         assert isinstance(message, TextFailed) and "at least 1 more" in message.message
     else:
-        assert isinstance(message, Submit) and message.max_tokens == most
+        assert isinstance(message, Submit) and message.params.max_tokens == most
 
 
 @pytest.mark.parametrize(
@@ -141,7 +154,8 @@ def test_a_prompt_keeps_its_last_tokens(keep: int | None, max_tokens: int | None
     session = Session(TABLE)
     session.open(card(max_model_len=8))
     prompt = array("i", [1, 2, 3, 4, 5])
-    session.begin(msgspec.structs.replace(generate(max_tokens=max_tokens), truncate_prompt_tokens=keep, echo=True))
+    options = RequestOptions(truncate_prompt_tokens=keep, echo=True)
+    session.begin(generate(max_tokens=max_tokens, options=options))
     session.encoded(ID, prompt)
     (submit,) = session.take_to_scheduler()
     assert isinstance(submit, Submit)
@@ -158,8 +172,8 @@ def test_a_prompt_keeps_its_first_tokens_where_the_right_side_is_cut(keep: int, 
     session = Session(TABLE)
     session.open(card(max_model_len=8))
     prompt = array("i", [1, 2, 3, 4, 5])
-    given = generate(max_tokens=max_tokens)
-    session.begin(msgspec.structs.replace(given, truncate_prompt_tokens=keep, truncation_side="right"))
+    options = RequestOptions(truncate_prompt_tokens=keep, truncation_side="right")
+    session.begin(generate(max_tokens=max_tokens, options=options))
     session.encoded(ID, prompt)
     (submit, *_) = session.take_to_scheduler()
     assert isinstance(submit, Submit)
@@ -168,13 +182,13 @@ def test_a_prompt_keeps_its_first_tokens_where_the_right_side_is_cut(keep: int, 
 
 def test_stop_tokens_that_the_model_does_not_have_are_left_out() -> None:
     message = submitted(64, stop_token_ids=(4, 512, 3, 2**31 - 1))
-    assert isinstance(message, Submit) and message.stop_token_ids == (4, 3)
+    assert isinstance(message, Submit) and message.params.stop_token_ids == (4, 3)
 
 
 def test_a_truncated_prompt_leaves_room_for_the_answer_or_is_refused() -> None:
     session = Session(TABLE)
     session.open(card(max_model_len=8))
-    session.begin(msgspec.structs.replace(generate(max_tokens=8), truncate_prompt_tokens=-1))
+    session.begin(generate(max_tokens=8, options=RequestOptions(truncate_prompt_tokens=-1)))
     session.encoded(ID, PROMPT)
     (failed,) = session.take_to_frontend()
     assert isinstance(failed, TextFailed)
@@ -396,7 +410,7 @@ def test_every_parameter_reaches_the_scheduler() -> None:
     }
     message = submitted(99, **params)
     assert isinstance(message, Submit)
-    assert {name: getattr(message, name) for name in params} == params
+    assert {name: getattr(message.params, name) for name in params} == params
 
 
 @pytest.mark.parametrize(
@@ -531,7 +545,7 @@ def test_scores_of_a_prompt_must_be_complete_and_in_order(echo: bool, start: int
     session = Session(TABLE)
     session.open(card())
     params = SamplingParams(logprobs=0, prompt_logprobs=0)
-    session.begin(Generate(id=ID, prompt="Hello", echo=echo, params=params))
+    session.begin(generate_of(id=ID, prompt="Hello", echo=echo, params=params))
     session.encoded(ID, PROMPT)
     session.acked(Ack(ID))
     session.take_to_scheduler()
@@ -596,7 +610,7 @@ def test_a_request_that_fails_to_reencode_is_aborted() -> None:
 def test_a_request_with_a_sent_echo_is_not_reencoded() -> None:
     session = Session(TABLE)
     session.open(card())
-    session.begin(Generate(id=ID, prompt="Hello", echo=True, params=SamplingParams()))
+    session.begin(generate_of(id=ID, prompt="Hello", echo=True, params=SamplingParams()))
     session.encoded(ID, PROMPT)
     session.acked(Ack(ID))
     session.take_to_scheduler()

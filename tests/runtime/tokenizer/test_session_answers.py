@@ -22,7 +22,6 @@ from minisgl.wire.messages import Abort, Ack, FinishReason, SamplingParams, Subm
 from minisgl.wire.text import (
     ChatMessage,
     Finished,
-    Generate,
     ScoredToken,
     StructuredOutput,
     TextFailed,
@@ -32,6 +31,7 @@ from minisgl.wire.text import (
 )
 from support.frontend.fake_scheduler import card, row
 from support.frontend.scored_answers import scores
+from support.messages import generate_of
 from support.panic import Panic
 from support.tiny_tokenizers import byte_level
 
@@ -82,7 +82,7 @@ def session(prompt: str = "<|im_start|>assistant\n", *, answers: AnswerFormat = 
     made = Session(TABLE, answers)
     made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
     messages = (ChatMessage("user", "Hello"),)
-    assert made.begin(Generate(id=ID, messages=messages, params=params, **fields))
+    assert made.begin(generate_of(id=ID, messages=messages, params=params, **fields))
     made.encoded(ID, array("i", TOKENIZER.encode(prompt).ids))
     if ID in made:
         made.acked(Ack(ID))
@@ -278,8 +278,8 @@ def tools(choice: Any, *, strict: bool = False, **options: Any) -> ToolOptions:
 )
 def test_answers_have_a_grammar_where_they_are_constrained(fields: dict[str, Any], has_grammar: bool) -> None:
     submit = submitted(**fields)
-    assert bool(submit.grammar) == has_grammar
-    assert (submit.thinking is not None) == has_grammar
+    assert bool(submit.constraint.grammar) == has_grammar
+    assert (submit.constraint.thinking is not None) == has_grammar
 
 
 def test_choices_share_a_grammar_and_others_have_their_own() -> None:
@@ -291,11 +291,11 @@ def test_choices_share_a_grammar_and_others_have_their_own() -> None:
         constraint = StructuredOutput("json", schema)
         fields: dict[str, Any] = {"structured_output": constraint, "tools": tools(choice, strict=True)}
         fields["params"] = SamplingParams()
-        assert made.begin(Generate(id=request_id, messages=(ChatMessage("user", "Hello"),), **fields))
+        assert made.begin(generate_of(id=request_id, messages=(ChatMessage("user", "Hello"),), **fields))
         made.encoded(request_id, array("i", TOKENIZER.encode("<|im_start|>assistant\n").ids))
         (submit,) = made.take_to_scheduler()
         assert isinstance(submit, Submit)
-        return submit.grammar
+        return submit.constraint.grammar
 
     first = grammar(1, '{"const": 1}')
     assert grammar(2, '{"const": 1}') is first
@@ -315,12 +315,13 @@ START, END = (TOKENIZER.token_to_id(text) for text in ("<think>", "</think>"))
     ],
 )
 def test_a_grammar_begins_behind_the_reasoning(prompt: str, thinking: Thinking | None) -> None:
-    assert submitted(prompt, tools=tools("required")).thinking == thinking
+    assert submitted(prompt, tools=tools("required")).constraint.thinking == thinking
 
 
 def test_a_budget_of_reasoning_reaches_the_scheduler() -> None:
-    assert submitted(tools=None, thinking_budget=7).thinking == Thinking(start=(START,), end=(END,), budget=7)
-    assert submitted("<think></think>", tools=None, thinking_budget=7).thinking is None
+    limited = submitted(tools=None, thinking_budget=7).constraint.thinking
+    assert limited == Thinking(start=(START,), end=(END,), budget=7)
+    assert submitted("<think></think>", tools=None, thinking_budget=7).constraint.thinking is None
 
 
 @pytest.mark.parametrize("answers", [PLAIN_ANSWERS, find_formats(Parsers(reasoning="kimi"), None, {})])
@@ -331,12 +332,12 @@ def test_a_budget_needs_tokens_that_mark_reasoning(answers: AnswerFormat) -> Non
     assert (failed.code, failed.param) == ("unsupported_parameter", "thinking_token_budget")
     made = session(answers=answers, tools=None, thinking_budget=0, soft_limits=True)
     (submit,) = made.take_to_scheduler()
-    assert isinstance(submit, Submit) and submit.thinking is None
+    assert isinstance(submit, Submit) and submit.constraint.thinking is None
 
 
 def test_constraints_that_were_prepared_fail_in_the_session() -> None:
     """So the client gets their error."""
-    request = Generate(id=ID, messages=(ChatMessage("user", "x"),), params=SamplingParams(), tools=tools("required"))
+    request = generate_of(id=ID, messages=(ChatMessage("user", "x"),), params=SamplingParams(), tools=tools("required"))
     for answers, code in ((PLAIN_ANSWERS, "tools_unavailable"), (ANSWERS, None)):
         prepared = AnswerConstraints(answers).prepare(request, ReasoningState.BEFORE)
         made = Session(TABLE, answers)
@@ -355,7 +356,7 @@ def test_constraints_that_cannot_be_prepared_fail_their_request_alone(
         raise error
 
     monkeypatch.setattr(answer_constraints, "answer_grammar", grammar)
-    request = Generate(id=ID, messages=(ChatMessage("user", "x"),), params=SamplingParams(), tools=tools("required"))
+    request = generate_of(id=ID, messages=(ChatMessage("user", "x"),), params=SamplingParams(), tools=tools("required"))
     made = Session(TABLE, ANSWERS)
     made.open(card(vocab_size=TOKENIZER.get_vocab_size()))
     made.begin(request)
@@ -367,7 +368,7 @@ def test_constraints_that_cannot_be_prepared_fail_their_request_alone(
 def test_constraints_that_were_prepared_for_another_end_of_the_prompt_are_not_used() -> None:
     """A truncated prompt may have lost the beginning of its reasoning."""
     prompt = TOKENIZER.encode("<|im_start|>assistant\n<think>\n").ids
-    request = Generate(
+    request = generate_of(
         id=ID,
         messages=(ChatMessage("user", "x"),),
         params=SamplingParams(),
@@ -380,8 +381,8 @@ def test_constraints_that_were_prepared_for_another_end_of_the_prompt_are_not_us
     made.begin(request)
     made.encoded(ID, array("i", prompt), (), prepared)
     (submit,) = made.take_to_scheduler()
-    assert isinstance(submit, Submit) and submit.thinking is not None
-    assert not submit.thinking.is_open
+    assert isinstance(submit, Submit) and submit.constraint.thinking is not None
+    assert not submit.constraint.thinking.is_open
 
 
 def large_tools(*, strict: bool, count: int = 60) -> ToolOptions:
@@ -414,6 +415,6 @@ def test_schemas_of_tools_that_are_too_large_together_are_refused() -> None:
 def test_schemas_that_are_too_large_together_are_left_out_unless_they_are_strict(count: int) -> None:
     made = session(tools=large_tools(strict=False, count=count))
     (submit,) = made.take_to_scheduler()
-    assert isinstance(submit, Submit) and not is_too_large(submit.grammar)
-    assert ("value 3 2 1" in submit.grammar) == (count == 10)
-    assert "tool9" in submit.grammar and "weather" in submit.grammar
+    assert isinstance(submit, Submit) and not is_too_large(submit.constraint.grammar)
+    assert ("value 3 2 1" in submit.constraint.grammar) == (count == 10)
+    assert "tool9" in submit.constraint.grammar and "weather" in submit.constraint.grammar

@@ -13,9 +13,10 @@ from minisgl.tokenizer.bad_words import token_sequences
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import Abort, Ack, FinishReason, PromptLogprobs, SamplingParams, Submit
-from minisgl.wire.text import Accepted, Finished, FromTokenizer, Generate, ScoredToken, TextFailed, Texts
+from minisgl.wire.text import Accepted, Finished, FromTokenizer, ScoredToken, TextFailed, Texts
 from support.frontend.fake_scheduler import card, row
 from support.frontend.scored_answers import scores
+from support.messages import generate_of
 from support.tiny_tokenizers import byte_fallback, byte_level
 
 TOKENIZER = byte_level()
@@ -32,7 +33,7 @@ def ids(text: str) -> list[int]:
 def started(params: SamplingParams | None = None, **fields: Any) -> Session:
     session = Session(TABLE)
     session.open(card())
-    assert session.begin(Generate(id=ID, prompt="Hello", params=params or SamplingParams(), **fields))
+    assert session.begin(generate_of(id=ID, prompt="Hello", params=params or SamplingParams(), **fields))
     session.encoded(ID, PROMPT)
     session.acked(Ack(ID))
     return session
@@ -119,7 +120,7 @@ def test_text_with_special_tokens_equals_a_full_decode() -> None:
     tokens = tokenizer.encode("Hello é", add_special_tokens=True).ids
     session = Session(TokenBytes(tokenizer))
     session.open(card())
-    session.begin(Generate(id=ID, prompt="a", params=SamplingParams(), skip_special_tokens=False))
+    session.begin(generate_of(id=ID, prompt="a", params=SamplingParams(), skip_special_tokens=False))
     prompt = tokenizer.encode("a").ids
     session.encoded(ID, array("i", prompt))
     session.acked(Ack(ID))
@@ -150,7 +151,7 @@ def test_scores_of_a_long_prompt_come_in_several_messages() -> None:
     prompt = array("i", ids("a") * 5000)
     session = Session(TABLE)
     session.open(card(max_model_len=6000))
-    session.begin(Generate(id=ID, tokens=prompt.tobytes(), params=SamplingParams(prompt_logprobs=0)))
+    session.begin(generate_of(id=ID, tokens=prompt.tobytes(), params=SamplingParams(prompt_logprobs=0)))
     session.encoded(ID, prompt)
     session.acked(Ack(ID))
     session.prompt_scored(PromptLogprobs(ID, 1, scores(prompt[1:].tolist(), 0)))
@@ -182,11 +183,12 @@ def test_scored_tokens_have_their_ids() -> None:
 def test_bad_words_and_allowed_tokens_reach_the_scheduler() -> None:
     session = Session(TABLE)
     session.open(card(vocab_size=300))
-    session.begin(Generate(id=ID, prompt="Hello", params=SamplingParams(allowed_token_ids=(5, 6)), bad_words=("x",)))
+    session.begin(generate_of(id=ID, prompt="Hello", params=SamplingParams(allowed_token_ids=(5, 6)), bad_words=("x",)))
     session.encoded(ID, PROMPT, ((1, 2), (3, 300)))
     (submit,) = session.take_to_scheduler()
     assert isinstance(submit, Submit)
-    assert (submit.allowed_token_ids, submit.bad_words) == ((5, 6), ((1, 2),)), "the other one cannot be generated"
+    assert submit.params.allowed_token_ids == (5, 6)
+    assert submit.constraint.bad_words == ((1, 2),), "the other one cannot be generated"
 
 
 def test_allowed_tokens_outside_the_vocabulary_are_refused() -> None:

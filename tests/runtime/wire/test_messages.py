@@ -12,49 +12,25 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.wire.messages import Abort, Ack, FromScheduler, Hello, Submit, Thinking, Tokens, ToScheduler
+from minisgl.wire.messages import FEATURES, Abort, Ack, FromScheduler, Hello, Tokens, ToScheduler
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError, open_socket, try_send
-from support.compat.today import NEW_SINCE
+from support.messages import submit_of
 
 TO_SCHEDULER: Codec[ToScheduler] = Codec(ToScheduler)
 
-NEEDED: dict[str, dict[str, Any]] = {
-    "grammar": {"grammar": "{}"},
-    "allowed_token_ids": {"allowed_token_ids": (1,)},
-    "bad_words": {"bad_words": ((1, 2),)},
-    "logprob_token_ids": {"logprob_token_ids": (1,), "logprobs": 0},
-    "thinking.budget": {"thinking": Thinking(start=(1,), end=(2,), budget=0)},
-}
-"""Values that use each new field without which the answer would be another one."""
-IGNORED = {"stream", "tenant", "remaining_ms", "thinking", "thinking.start", "thinking.end", "thinking.is_open"}
-"""New fields that an engine need not know: alone, they do not change the answer."""
-
 
 def test_messages_are_decoded_as_encoded() -> None:
-    submit = Submit(id=bytes(16), prompt=b"1234", max_tokens=3, seed=-5, stop_token_ids=(1, 2), temperature=0.5)
+    submit = submit_of(id=bytes(16), prompt=b"1234", max_tokens=3, seed=-5, stop_token_ids=(1, 2), temperature=0.5)
     for message in (submit, Abort(bytes(16)), Hello(1, "me")):
         assert TO_SCHEDULER.decode(TO_SCHEDULER.encode(message)) == message
 
 
-def test_every_field_that_is_new_since_0_1_0_must_be_known_to_the_engine_or_may_be_ignored() -> None:
-    paths = NEW_SINCE["0.1.0"]["to_scheduler"]
-    new = {path.removeprefix("submit.") for path in paths if path.startswith("submit.")}
-    assert new == NEEDED.keys() | IGNORED
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_request_names_the_new_field_that_it_uses(name: str) -> None:
-    submit = Submit(id=bytes(16), prompt=b"1234", max_tokens=3, seed=1, **NEEDED[name])
-    assert submit.newer_fields == (name,)
-
-
-def test_a_request_names_all_new_fields_that_it_uses_and_none_else() -> None:
-    least = Submit(id=bytes(16), prompt=b"1234", max_tokens=3, seed=1)
-    thinking = Thinking(start=(1,), end=(2,), is_open=True)
-    ignored = {"stream": False, "tenant": b"t", "remaining_ms": 5, "thinking": thinking}
-    assert msgspec.structs.replace(least, **ignored).newer_fields == ()
-    fields = {field: value for values in NEEDED.values() for field, value in values.items()}
-    assert set(msgspec.structs.replace(least, **ignored | fields).newer_fields) == set(NEEDED)
+def test_a_request_needs_the_features_that_it_uses_and_an_engine_has_all() -> None:
+    plain = submit_of(id=bytes(16), prompt=b"1234", max_tokens=3, seed=1, priority=5, stream=False)
+    assert plain.features == {"submit", "max_tokens", "seed"}
+    fields: dict[str, Any] = {"bad_words": ((1, 2),), "logprob_token_ids": (1,), "logprobs": 0}
+    assert submit_of(id=bytes(16), prompt=b"1234", **fields).features == {"submit", *fields}
+    assert {"submit", "abort", "end_drain", *fields} < set(FEATURES)
 
 
 @given(st.binary(max_size=300))

@@ -6,35 +6,28 @@ earlier version. Names of Python classes and attributes do not appear in values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 from msgspec import inspect
-
-NO_FIELDS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Family:
     """All messages that one reader takes.
 
+    declared: their type.
     encode: a message from plain values, of which those with a default may be left out, to the bytes that are sent.
     decode: the bytes to plain values, with every field.
-    schema: path of each message type and field → its type and default; empty where the product declares no type.
-    unset: paths of the fields of an encoded message that have their default.
+    schema: path of each message type and field → its type and default.
     """
 
+    declared: Any
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
-    schema: Mapping[str, str] = field(default_factory=dict)
-    unset: Callable[[bytes], list[str]] = lambda _: []
-
-    @property
-    def tags(self) -> list[str]:
-        """Tags of the message types; the empty tag if there is only one type."""
-        return [path for path in self.schema if "." not in path and "[" not in path] or [""]
+    schema: Mapping[str, str]
 
 
 def typed(
@@ -42,19 +35,20 @@ def typed(
     read: Callable[[bytes], Any],
     write: Callable[[Any], bytes],
     form: Literal["json", "msgpack"],
-    new: frozenset[str] = NO_FIELDS,
+    known: Collection[str] | None = None,
 ) -> Family:
-    """A family whose messages are structs of the type `declared`. `new` are paths that decoded values leave out."""
+    """A family whose messages are structs of the type `declared`. Decoded values have only the fields with the paths
+    `known`; None: all."""
     pack = msgspec.json.encode if form == "json" else msgspec.msgpack.encode
     return Family(
+        declared=declared,
         encode=lambda values: write(read(pack(values))),
-        decode=lambda frame: plain(read(frame), new),
+        decode=lambda frame: plain(read(frame), known),
         schema=schema(declared),
-        unset=lambda frame: [path for path, value, default in _fields_with_default(read(frame)) if value == default],
     )
 
 
-def plain(value: Any, new: frozenset[str] = NO_FIELDS, path: str = "") -> Any:
+def plain(value: Any, known: Collection[str] | None = None, path: str = "") -> Any:
     """Structs as dicts by encoded names, with every field, or as lists where they are encoded so; JSON kept raw as what
     it says."""
     match value:
@@ -62,9 +56,9 @@ def plain(value: Any, new: frozenset[str] = NO_FIELDS, path: str = "") -> Any:
             config = value.__struct_config__
             path = path or _tag(config.tag)
             found = [
-                (name, plain(part, new, below))
+                (name, plain(part, known, below))
                 for name, part, below in _parts(value, path, config.array_like)
-                if below not in new
+                if known is None or below in known
             ]
             if config.array_like:
                 return [part for _, part in found]
@@ -72,9 +66,9 @@ def plain(value: Any, new: frozenset[str] = NO_FIELDS, path: str = "") -> Any:
         case msgspec.Raw():
             return msgspec.json.decode(value)
         case list() | tuple():
-            return [plain(part, new, f"{path}[]") for part in value]
+            return [plain(part, known, f"{path}[]") for part in value]
         case dict():
-            return {key: plain(part, new, f"{path}{{}}") for key, part in value.items()}
+            return {key: plain(part, known, f"{path}{{}}") for key, part in value.items()}
     return value
 
 
@@ -134,28 +128,7 @@ def _default_text(part: inspect.Field) -> str:
     if part.required:
         return ", required"
     default = part.default if part.default_factory is msgspec.NODEFAULT else part.default_factory()
-    return f", {default!r}"
-
-
-def _fields_with_default(value: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Path, value and default of each field that has one and could have another value."""
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _fields_with_default(part, f"{path}[]")
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _fields_with_default(part, f"{path}{{}}")
-    elif isinstance(value, msgspec.Struct):
-        config = value.__struct_config__
-        path = path or _tag(config.tag)
-        declared = inspect.type_info(type(value))
-        assert isinstance(declared, inspect.StructType)
-        for described, (_, part, below) in zip(declared.fields, _parts(value, path, config.array_like), strict=True):
-            only_one = isinstance(described.type, inspect.LiteralType) and len(described.type.values) == 1
-            if not described.required and not only_one:
-                factory = described.default_factory
-                yield below, part, described.default if factory is msgspec.NODEFAULT else factory()
-            yield from _fields_with_default(part, below)
+    return f", {plain(default)!r}"
 
 
 def _parts(value: msgspec.Struct, path: str, array_like: bool) -> Iterator[tuple[str, Any, str]]:

@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Frames:
-    """The messages of one family. A sample's name is `tag/full`, `tag/least` …; see `Family.schema` for `schema`."""
+    """The messages of one family. A sample's name is `tag/full` or `tag/least`; see `Family.schema` for `schema`."""
 
     schema: Mapping[str, str]
     samples: Mapping[str, Sample]

@@ -12,6 +12,7 @@ from minisgl.wire.messages import Flush, SamplingParams
 from minisgl.wire.sockets import Codec, open_socket
 from minisgl.wire.text import Accepted, Cancel, FromTokenizer, Generate, RequestsWait, TextFailed, Texts
 from support.frontend.fake_scheduler import WAIT_SECONDS
+from support.messages import generate_of
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -33,7 +34,7 @@ class FakeFrontend:
     def generate(self, number: int, prompt: str | None = "Hello", **changes: Any) -> bytes:
         request_id = b"%016d" % number
         params = changes.pop("params", SamplingParams(max_tokens=3))
-        self.send(Generate(id=request_id, prompt=prompt, params=params, **changes))
+        self.send(generate_of(id=request_id, prompt=prompt, params=params, **changes))
         return request_id
 
     def wait_for(self, kind: type[M], matches: Callable[[M], bool] = lambda _: True) -> M:

@@ -14,9 +14,8 @@ import numpy as np
 import zmq
 
 from minisgl.wire.messages import (
-    END_DRAIN,
+    FEATURES,
     FINISH_REASONS,
-    GRAMMAR,
     WIRE_VERSION,
     Ack,
     Failed,
@@ -24,31 +23,19 @@ from minisgl.wire.messages import (
     FromScheduler,
     Hello,
     ModelCard,
-    Status,
     Submit,
     Tokens,
     ToScheduler,
     Welcome,
 )
 from minisgl.wire.sockets import Codec, open_socket
+from support.messages import status_of
 
 M = TypeVar("M", bound=msgspec.Struct)
 
 WAIT_SECONDS = 60.0
 
-STATUS = Status(
-    waiting=0,
-    running=0,
-    used_pages=0,
-    num_pages=64,
-    steps=0,
-    prompt_tokens=0,
-    cached_tokens=0,
-    prefill_tokens=0,
-    generated_tokens=0,
-    preemptions=0,
-    finished=0,
-)
+STATUS = status_of()
 
 
 def card(name: str = "tiny", max_model_len: int = 256, vocab_size: int = 512, **changes: Any) -> ModelCard:
@@ -82,9 +69,10 @@ def answer_with(tokens: Sequence[int], cached: int = 0) -> Callable[[Submit], li
 
     def answer(submit: Submit) -> list[FromScheduler]:
         messages: list[FromScheduler] = [Ack(submit.id)]
-        for index in range(len(submit.output) // 4, submit.max_tokens):
+        limit = submit.params.max_tokens or 0
+        for index in range(len(submit.output) // 4, limit):
             token = tokens[index % len(tokens)]
-            last: FinishReason | None = "stop" if token < 0 else "length" if index == submit.max_tokens - 1 else None
+            last: FinishReason | None = "stop" if token < 0 else "length" if index == limit - 1 else None
             messages.append(row(submit.id, index, abs(token), last, cached))
             if last is not None:
                 break
@@ -105,7 +93,7 @@ class FakeScheduler:
         epoch: tuple[int, int] = (1_700_000_000_000, 1),
         replica: str = "",
         revision: str = "",
-        features: tuple[str, ...] = (GRAMMAR, END_DRAIN),
+        features: tuple[str, ...] = FEATURES,
         newest_version: int = WIRE_VERSION,
     ) -> None:
         """`newest_version`: later wire versions are refused."""

@@ -19,6 +19,7 @@ from minisgl.wire.messages import (
     Failed,
     FromScheduler,
     Hello,
+    SamplingParams,
     Status,
     Submit,
     Tokens,
@@ -58,7 +59,8 @@ class SchedulerClient:
         request_id = next(self._numbers).to_bytes(16, "big")
         self.tokens[request_id] = []
         packed = np.array(prompt, "<i4").tobytes()
-        submit = Submit(id=request_id, prompt=packed, max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0, ignore_eos=True)
+        submit = Submit(id=request_id, prompt=packed, params=params)
         self._socket.send(self._codec.encode(submit))
         return request_id
 

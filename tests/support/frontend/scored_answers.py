@@ -28,13 +28,13 @@ def scored_answer(tokens: Sequence[int]) -> Callable[[Submit], list[FromSchedule
     def answer(submit: Submit) -> list[FromScheduler]:
         messages: list[FromScheduler] = []
         for message in unscored(submit):
-            if isinstance(message, Tokens) and submit.logprobs >= 0:
+            if isinstance(message, Tokens) and submit.params.logprobs is not None:
                 token = message.rows().token.tolist()
-                tops = len(submit.logprob_token_ids) or submit.logprobs
+                tops = len(submit.params.logprob_token_ids) or submit.params.logprobs
                 messages.append(msgspec.structs.replace(message, logprobs={0: scores(token, tops)}))
             else:
                 messages.append(message)
-            if isinstance(message, Ack) and submit.prompt_logprobs >= 0:
+            if isinstance(message, Ack) and submit.params.prompt_logprobs is not None:
                 messages += _prompt(submit)
         return messages
 
@@ -46,7 +46,7 @@ def _prompt(submit: Submit) -> list[FromScheduler]:
     prompt = np.frombuffer(submit.prompt, "<i4").tolist()
     middle = 1 + len(prompt) // 2
     return [
-        PromptLogprobs(submit.id, start, scores(prompt[start:end], submit.prompt_logprobs))
+        PromptLogprobs(submit.id, start, scores(prompt[start:end], submit.params.prompt_logprobs or 0))
         for start, end in ((1, middle), (middle, len(prompt)))
         if start < end
     ]

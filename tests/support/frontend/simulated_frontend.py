@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from minisgl.router.replicas import Replicas
-from minisgl.wire.messages import WIRE_VERSION, Welcome
+from minisgl.wire.messages import FEATURES, WIRE_VERSION, Welcome
 from support.frontend.fake_scheduler import card
 
 
@@ -27,7 +27,14 @@ class SimulatedFrontend:
                 self._replicas.add(name)
             if self._replicas[name].welcome is None:
                 model = card(tokenizer_hashes={"tokenizer.json": files})
-                welcome = Welcome(version=WIRE_VERSION, epoch=(1, 1), model=model, replica=name, revision=revision)
+                welcome = Welcome(
+                    version=WIRE_VERSION,
+                    epoch=(1, 1),
+                    model=model,
+                    replica=name,
+                    revision=revision,
+                    features=FEATURES,
+                )
                 self._replicas.welcome(name, welcome)
         missing = [hashes for hashes in self._replicas.files_to_load() if hashes["tokenizer.json"] not in unusable]
         self._loaded += missing

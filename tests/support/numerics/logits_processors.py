@@ -25,6 +25,7 @@ from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, Submit, TokenLogprobs
 from support.constrained import ToyGrammars, allowed_tokens
 from support.kernels.sampling import sampling_rows
+from support.messages import submit_of
 from support.scheduler_audit import check
 
 _IDS = itertools.count(1)
@@ -32,11 +33,11 @@ _IDS = itertools.count(1)
 
 def submit(prompt: Sequence[int], max_tokens: int = 16, **fields: object) -> Submit:
     """A request, greedy by default."""
-    return Submit(
+    return submit_of(
         id=next(_IDS).to_bytes(16, "big"),
         prompt=np.array(prompt, np.int32).tobytes(),
         max_tokens=max_tokens,
-        **({"temperature": 0.0, "seed": 0} | fields),  # type: ignore[arg-type]
+        **({"temperature": 0.0, "seed": 0} | fields),
     )
 
 
@@ -83,9 +84,9 @@ class Model:
     def answer(self, request: Submit) -> Answer:
         prompt = np.frombuffer(request.prompt, np.int32).tolist()
         answer = defined_answer(request, lambda output: self.logits([*prompt, *output]), self._eos)
-        if request.prompt_logprobs >= 0:
+        if request.params.prompt_logprobs is not None:
             for i in range(1, len(prompt)):
-                _score(self.logits(prompt[:i]), prompt[i], request.prompt_logprobs, answer.prompt_scores)
+                _score(self.logits(prompt[:i]), prompt[i], request.params.prompt_logprobs, answer.prompt_scores)
         return answer
 
 
@@ -93,17 +94,17 @@ def defined_answer(request: Submit, logits_after: Callable[[list[int]], torch.Te
     """Answer by the definition, token by token, from the logits [vocab] after each output so far."""
     prompt = np.frombuffer(request.prompt, np.int32).tolist()
     answer = Answer()
-    ends = set(request.stop_token_ids) | (set() if request.ignore_eos else eos)
+    ends = set(request.params.stop_token_ids) | (set() if request.params.ignore_eos else eos)
     while answer.finish is None:
         raw = logits_after(answer.tokens)
         logits = _controlled(raw, request, prompt, answer.tokens, ends, eos)
         token = _sample(logits, request, len(prompt) + len(answer.tokens))
-        if request.logprobs >= 0:
-            _score(raw, token, request.logprobs, answer.scores, request.logprob_token_ids)
+        if request.params.logprobs is not None:
+            _score(raw, token, request.params.logprobs, answer.scores, request.params.logprob_token_ids)
         answer.tokens.append(token)
         if token in ends:
             answer.finish = "stop"
-        elif len(answer.tokens) == request.max_tokens:
+        elif len(answer.tokens) == request.params.max_tokens:
             answer.finish = "length"
     return answer
 
@@ -111,17 +112,17 @@ def defined_answer(request: Submit, logits_after: Callable[[list[int]], torch.Te
 def _controlled(
     raw: torch.Tensor, request: Submit, prompt: list[int], output: list[int], ends: set[int], eos: set[int]
 ) -> torch.Tensor:
-    logits = raw.tolist()
-    if len(output) < request.min_tokens and not request.is_constrained:
+    logits, params = raw.tolist(), request.params
+    if len(output) < params.min_tokens and not request.is_constrained:
         for token in ends:
             logits[token] = -1e30
-    for token, bias in request.logit_bias.items():
+    for token, bias in params.logit_bias.items():
         logits[token] += bias
     for token in {*prompt, *output}:
         value = logits[token]
-        logits[token] = value / request.repetition_penalty if value > 0 else value * request.repetition_penalty
+        logits[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token in set(output):
-        logits[token] -= request.frequency_penalty * output.count(token) + request.presence_penalty
+        logits[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
     if request.is_constrained:
         allowed = allowed_tokens(request, output, len(logits), eos)
         logits = [logit if token in allowed else -1e30 for token, logit in enumerate(logits)]
@@ -131,14 +132,14 @@ def _controlled(
 def _sample(logits: torch.Tensor, request: Submit, position: int) -> int:
     rows = sampling_rows(
         1,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        seeds=[request.seed],
+        temperature=request.params.temperature,
+        top_k=request.params.top_k,
+        top_p=request.params.top_p,
+        min_p=request.params.min_p,
+        seeds=[request.params.seed or 0],
         positions=[position],
     )
-    limits = None if request.temperature == 0 else top_k_top_p_thresholds(logits[None], rows)
+    limits = None if request.params.temperature == 0 else top_k_top_p_thresholds(logits[None], rows)
     return int(sample(logits[None], rows, 0, limits)[1])
 
 

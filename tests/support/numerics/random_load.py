@@ -36,6 +36,7 @@ from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit, Thinking
 from minisgl.wire.plan import IntArray, StepPlan
 from support.constrained import ToyGrammar, ToyGrammars
+from support.messages import submit_of
 from support.scheduler_audit import check
 
 _CHECK_EVERY: Final = 32
@@ -86,12 +87,12 @@ class _Open:
 
     def allows(self, token: int, eos: frozenset[int]) -> bool:
         """Return whether the constraint of the request allows the token."""
-        ends = eos.union(self.submit.stop_token_ids)
-        allowed = self.submit.allowed_token_ids
-        if allowed and token not in (ends.union(allowed) if self.submit.grammar else allowed):
+        ends = eos.union(self.submit.params.stop_token_ids)
+        allowed = self.submit.params.allowed_token_ids
+        if allowed and token not in (ends.union(allowed) if self.submit.constraint.grammar else allowed):
             return False
-        has_reasoning = self.submit.thinking is not None
-        return not self.submit.grammar or has_reasoning or token in ends or (self.sum + token) % _FACTOR == 0
+        has_reasoning = self.submit.constraint.thinking is not None
+        return not self.submit.constraint.grammar or has_reasoning or token in ends or (self.sum + token) % _FACTOR == 0
 
 
 class _Audited:
@@ -237,7 +238,7 @@ class RandomLoad:
             answer = self._open[request_id]
             assert index == answer.tokens, "a token was lost or came twice"
             assert 0 <= token < vocabulary
-            assert (answer.submit.logprobs >= 0) == (row in output.logprobs)
+            assert (answer.submit.params.logprobs is not None) == (row in output.logprobs)
             if row in output.logprobs:
                 assert np.isfinite(np.frombuffer(output.logprobs[row].chosen, "<f4")).all()
             assert answer.allows(token, self._eos)
@@ -246,9 +247,9 @@ class RandomLoad:
             reason = FINISH_REASONS[finish]
             if reason is not None:
                 submit = answer.submit
-                assert (reason == "length") == (answer.tokens == submit.max_tokens) or reason == "stop"
-                ignores_eos = submit.ignore_eos and not submit.grammar
-                assert reason == "length" or not ignores_eos or token in submit.stop_token_ids
+                assert (reason == "length") == (answer.tokens == submit.params.max_tokens) or reason == "stop"
+                ignores_eos = submit.params.ignore_eos and not submit.constraint.grammar
+                assert reason == "length" or not ignores_eos or token in submit.params.stop_token_ids
                 del self._open[request_id]
                 self.report.finished += 1
 
@@ -265,7 +266,7 @@ class RandomLoad:
         prompt = [*prefix[:shared], *self._tokens(1, limits.max_model_len // 4)]
         room = limits.max_model_len - len(prompt)
         max_tokens = draw.randint(1, room if draw.random() < 0.1 else min(room, 64))
-        submit = Submit(
+        submit = submit_of(
             id=self.report.requests.to_bytes(REQUEST_ID_BYTES, "big"),
             prompt=np.array(prompt, np.int32).tobytes(),
             max_tokens=max_tokens,

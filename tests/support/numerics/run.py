@@ -20,9 +20,10 @@ from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.scheduler import Scheduler
-from minisgl.scheduler.step_output import Counters, StepOutput
-from minisgl.wire.messages import REQUEST_ID_BYTES, Submit
+from minisgl.scheduler.step_output import StepOutput
+from minisgl.wire.messages import REQUEST_ID_BYTES, Counters, Submit
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from support.messages import submit_of
 from support.numerics.cases import Case
 from support.numerics.workload import ANSWER, Ask, Workload, cached_tokens, engine_config, scheduler_config
 from support.scheduler_audit import check
@@ -224,7 +225,7 @@ def serve_case(
 
 
 def _submit(number: int, ask: Ask) -> Submit:
-    return Submit(
+    return submit_of(
         id=number.to_bytes(REQUEST_ID_BYTES, "big"),
         prompt=np.array(ask.prompt, np.int32).tobytes(),
         max_tokens=ask.max_tokens,

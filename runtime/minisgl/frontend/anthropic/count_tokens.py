@@ -36,16 +36,12 @@ class TokenCount:
         conversation = parse_conversation(body)
         headers = ignored_params(request.headers, (*unknown_fields(CountTokensBody, raw), *conversation.ignored))
         response_model_name(body.model, self._tokenizers.names)
-        continues = conversation.parsed.continues
         reply = await self._tokenizers.ask(
             Encode(
                 id=secrets.token_bytes(REQUEST_ID_BYTES),
                 messages=conversation.parsed.messages,
-                template_variables=conversation.template_variables,
-                add_special_tokens=False,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
                 tools=conversation.tools.options,
+                rendering=msgspec.structs.replace(conversation.rendering, add_special_tokens=False),
             )
         )
         assert isinstance(reply, Encoded)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.extra_fields import extra_options, extra_params, reject_chat_fields
 from minisgl.frontend.server.json_body import decode, invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
-from minisgl.wire.text import THINKING_VARIABLES, SamplingDefaults, StructuredOutput
+from minisgl.wire.text import THINKING_VARIABLES, Rendering, RequestOptions, SamplingDefaults, StructuredOutput
 
 _decoder: Final = msgspec.json.Decoder(MessagesBody)
 
@@ -27,7 +27,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
     parsed: ParsedMessages
     tools: ParsedTools
-    template_variables: dict[str, Any]
+    rendering: Rendering
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -46,7 +46,13 @@ def parse_conversation(body: CountTokensBody) -> Conversation:
     effort = (body.output_config or OutputConfig()).effort
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
-    return Conversation(parse_messages(body), tools, variables)
+    parsed = parse_messages(body)
+    rendering = Rendering(
+        template_variables=variables,
+        add_generation_prompt=not parsed.continues,
+        continue_final_message=parsed.continues,
+    )
+    return Conversation(parsed, tools, rendering)
 
 
 def parse_message_request(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
@@ -55,27 +61,27 @@ def parse_message_request(raw: bytes, defaults: SamplingDefaults) -> GenerationR
     unknown = unknown_fields(MessagesBody, raw)
     reject_chat_fields(unknown, MessagesBody)
     conversation = parse_conversation(body)
-    continues = conversation.parsed.continues
     output = _structured_output(body)
     return GenerationRequest(
         model=body.model,
         prompts=[Prompt(messages=conversation.parsed.messages)],
         params=extra_params(body, defaults, max_tokens=body.max_tokens, stop=body.stop_sequences or ()),
-        stream=bool(body.stream),
         format=MessagesFormat(
             max_tokens=body.max_tokens,
             thinking_omitted=body.thinking is not None and body.thinking.display == "omitted",
         ),
-        template_variables=conversation.template_variables,
-        **extra_options(body),
-        tools=conversation.tools.options,
+        options=RequestOptions(
+            rendering=conversation.rendering,
+            tools=conversation.tools.options,
+            stream=bool(body.stream),
+            structured_output=output,
+            thinking_budget=_thinking_budget(body.thinking, body.max_tokens),
+            soft_limits=True,
+            **extra_options(body),
+        ),
+        timeout_seconds=body.timeout,
         tool_fields=conversation.tools.fields,
-        structured_output=output,
         structured_output_field="output_format.schema" if body.output_format else "output_config.format.schema",
-        thinking_budget=_thinking_budget(body.thinking, body.max_tokens),
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        soft_limits=True,
         ignored=(*unknown, *conversation.ignored),
     )
 

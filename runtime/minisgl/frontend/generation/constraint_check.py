@@ -65,10 +65,11 @@ class ConstraintCheck:
 
 
 def _checks(request: GenerationRequest) -> Iterator[_Check]:
-    if request.structured_output is not None:
-        yield _check(request.structured_output_field, request.structured_output)
-    if request.tools is not None and request.tools.choice != "none":
-        yield from _tool_checks(request.tools, request.tool_fields)
+    constraint, tools = request.options.structured_output, request.options.tools
+    if constraint is not None:
+        yield _check(request.structured_output_field, constraint)
+    if tools is not None and tools.choice != "none":
+        yield from _tool_checks(tools, request.tool_fields)
 
 
 def _tool_checks(tools: ToolOptions, fields: tuple[str, ...]) -> Iterator[_Check]:

@@ -127,7 +127,7 @@ class GenerationEndpoint:
             await self._accepted(stream, opening)
             response_headers |= ignored_params(headers, (*ignored, *stream.ignored))
             record.response_id = secrets.token_hex(16)
-            if request.stream:
+            if request.options.stream:
                 await opening.open(response_headers | load_header(headers, self._tokenizers.requests.status))
                 await _send_stream(record, request, stream, send)
             else:

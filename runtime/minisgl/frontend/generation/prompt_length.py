@@ -10,7 +10,7 @@ from minisgl.wire.text import ServedModel, fewest_tokens, too_long_message
 
 def check_prompt_lengths(request: GenerationRequest, model: ServedModel | None) -> None:
     """Raises ApiError when a prompt has more tokens than the context, whatever they are."""
-    if model is None or request.truncate_prompt_tokens is not None:
+    if model is None or request.options.truncate_prompt_tokens is not None:
         return
     for prompt in request.prompts:
         tokens = _fewest_tokens(prompt, model.longest_token)

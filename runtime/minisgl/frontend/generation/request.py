@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 import time
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
 from starlette.datastructures import Headers
@@ -16,7 +16,7 @@ from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.response_format import ResponseFormat
 from minisgl.frontend.server.json_body import invalid
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
-from minisgl.wire.text import Generate, StructuredOutput, ToolOptions
+from minisgl.wire.text import Generate, RequestOptions
 
 _GRACE_SECONDS: Final = 0.5
 """Time by which a deadline from the client library's own timeout is later than that timeout: the client reports its
@@ -38,43 +38,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     params: SamplingParams
     """Parameters of choice 0; the others differ in their seeds."""
-    stream: bool
+    options: RequestOptions
     format: ResponseFormat
-    echo: bool = False
-    template_variables: dict[str, Any] = {}
-    priority: int = 0
     timeout_seconds: float | None = None
-    cache_salt: str = ""
-    tools: ToolOptions | None = None
     tool_fields: tuple[str, ...] = ()
-    """Paths of the fields with the parameters of each tool in `tools`, for errors; empty: OpenAI's for chats."""
-    structured_output: StructuredOutput | None = None
+    """Paths of the fields with the parameters of each tool in `options`, for errors; empty: OpenAI's for chats."""
     structured_output_field: str = ""
     """Path of the field with the constraint, for errors."""
-    separate_reasoning: bool = True
-    thinking_budget: int | None = None
-    """Most tokens of reasoning; None: no limit."""
-    thinking: bool | None = None
-    documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    add_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] = "left"
-    bad_words: tuple[str, ...] = ()
-    stop_regex: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
-    return_token_ids: bool = False
-    soft_limits: bool = False
-    """`max_tokens` and `thinking_budget` apply as far as context and model allow."""
     ignored: tuple[str, ...] = ()
     """Unknown fields of the body."""
-
-
-_SAME_IN_EVERY_CHOICE: Final = tuple(
-    name for name in GenerationRequest.__struct_fields__ if name in Generate.__struct_fields__ and name != "params"
-)
-"""Fields that a message to a worker takes from the request as they are."""
 
 
 def generate_messages(
@@ -84,7 +56,6 @@ def generate_messages(
     at i · n + j. Raises ApiError for a bad timeout."""
     digest = hashlib.blake2b(tenant.encode("utf-8", "replace"), digest_size=8).digest()
     deadline = deadline_ms(request, headers, waited)
-    same = {name: getattr(request, name) for name in _SAME_IN_EVERY_CHOICE}
     variants = [_params_of_choice(request.params, j) for j in range(request.n)]
     return [
         Generate(
@@ -93,9 +64,9 @@ def generate_messages(
             prompt=prompt.text,
             tokens=prompt.tokens,
             params=params,
+            options=request.options,
             deadline_ms=deadline,
             tenant=digest,
-            **same,
         )
         for prompt in request.prompts
         for params in variants
@@ -149,7 +120,7 @@ def deadline_ms(request: GenerationRequest, headers: Headers, waited: float = 0.
         seconds.append(milliseconds / 1000)
     # OpenAI's client library always sends this header, with text for "no timeout". It is how long the client waits for
     # the next bytes: those of a full response come at its end, those of a stream all the time.
-    read_timeout = None if request.stream else _number(headers.get("x-stainless-read-timeout", ""))
+    read_timeout = None if request.options.stream else _number(headers.get("x-stainless-read-timeout", ""))
     if read_timeout is not None and read_timeout > 0:
         seconds.append(read_timeout + _GRACE_SECONDS)
     return int((time.time() + min(seconds) - waited) * 1000) if seconds else 0

@@ -90,7 +90,7 @@ def sampling_params(fields: SamplingFields, defaults: SamplingDefaults, **others
 
 
 def text_options(fields: SamplingFields, path: str = "") -> dict[str, Any]:
-    """Return the fields of `GenerationRequest` about the text of answers. `path` comes before names in errors. Raises
+    """Return the fields of `RequestOptions` about the text of answers. `path` comes before names in errors. Raises
     ApiError for a regular expression that cannot be searched for."""
     given = fields.stop_regex or ()
     expressions = (given,) if isinstance(given, str) else tuple(given)

@@ -105,18 +105,19 @@ def _engine(page: _Page, status: Status) -> None:
     reason_text = "Waiting requests by reason; deferred: their grammars are being compiled."
     page.labelled("vllm:num_requests_waiting_by_reason", "gauge", reason_text, "reason", by_reason)
     page.gauge("vllm:cache_config_info", "Size of the KV pool.", 1, pool)
-    if len(status.queue_times) == len(QUEUE_TIME_EDGES) + 1:
+    counters = status.counters
+    if len(counters.queue_times) == len(QUEUE_TIME_EDGES) + 1:
         name, text = "vllm:request_queue_time_seconds", "Time in the scheduler's queue."
-        page.histogram(name, text, QUEUE_TIME_EDGES, status.queue_times, status.queue_seconds)
-    if len(status.step_sizes) == len(STEP_TOKENS_EDGES) + 1:
+        page.histogram(name, text, QUEUE_TIME_EDGES, counters.queue_times, counters.queue_seconds)
+    if len(counters.step_sizes) == len(STEP_TOKENS_EDGES) + 1:
         name, text = "vllm:iteration_tokens_total", "Tokens of a step."
-        page.histogram(name, text, STEP_TOKENS_EDGES, status.step_sizes, status.step_tokens)
-    page.counter("vllm:generation_tokens_total", "Generated tokens.", status.generated_tokens)
-    page.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.", status.prompt_tokens)
-    page.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", status.cached_tokens)
-    page.counter("vllm:num_preemptions_total", "Requests requeued because KV pages ran out.", status.preemptions)
-    page.counter("minisgl:engine_steps_total", "Launched steps.", status.steps)
-    page.counter("minisgl:engine_prefill_tokens_total", "Prompt tokens computed, not cached.", status.prefill_tokens)
+        page.histogram(name, text, STEP_TOKENS_EDGES, counters.step_sizes, counters.step_tokens)
+    page.counter("vllm:generation_tokens_total", "Generated tokens.", counters.generated_tokens)
+    page.counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the cache.", counters.prompt_tokens)
+    page.counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the cache.", counters.cached_tokens)
+    page.counter("vllm:num_preemptions_total", "Requests requeued because KV pages ran out.", counters.preemptions)
+    page.counter("minisgl:engine_steps_total", "Launched steps.", counters.steps)
+    page.counter("minisgl:engine_prefill_tokens_total", "Prompt tokens computed, not cached.", counters.prefill_tokens)
     compiled_text = "Kernels compiled while serving, each of which delayed requests."
     page.counter("minisgl:kernels_compiled_after_ready_total", compiled_text, status.compiled_after_ready)
     if status.attention:

@@ -18,7 +18,7 @@ from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
-from minisgl.wire.text import Generate
+from minisgl.wire.text import Generate, RequestOptions
 
 PROBE_SECONDS: Final = 20.0
 """Longest time until a token, or a step for other requests; as in SGLang."""
@@ -55,7 +55,7 @@ class GenerationProbe:
 
     def _steps(self) -> int:
         status = self._tokenizers.requests.status
-        return 0 if status is None else status.steps
+        return 0 if status is None else status.counters.steps
 
     async def _generate(self, record: RequestRecord) -> None:
         """Return once one token is generated. Raises ApiError."""
@@ -63,8 +63,7 @@ class GenerationProbe:
             id=secrets.token_bytes(REQUEST_ID_BYTES),
             tokens=bytes(4),
             params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
-            priority=_HIGHEST_PRIORITY,
-            stream=False,
+            options=RequestOptions(priority=_HIGHEST_PRIORITY, stream=False),
         )
         try:
             stream = self._tokenizers.submit(record, [probe], 1)

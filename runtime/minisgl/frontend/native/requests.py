@@ -17,7 +17,7 @@ from minisgl.frontend.native.responses import NativeFormat
 from minisgl.frontend.server.json_body import invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import SamplingDefaults
+from minisgl.wire.text import RequestOptions, SamplingDefaults
 
 MAX_TOKENS: Final = 128
 """Default of `max_new_tokens`."""
@@ -48,8 +48,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
                 temperature=0.0,
                 ignore_eos=bool(body.ignore_eos),
             ),
-            stream=True,
-            priority=body.priority or 0,
+            options=RequestOptions(priority=body.priority or 0),
             format=NativeFormat(text_only=True),
             ignored=unknown_fields(NativeBody, raw),
         )
@@ -85,12 +84,14 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
             prompt_logprobs=logprobs if start >= 0 else None,
             logprob_token_ids=() if logprobs is None else named,
         ),
-        return_token_ids=True,
-        priority=body.priority or 0,
-        **text_options(sampling, "sampling_params."),
-        structured_output=constraint.output if constraint else None,
+        options=RequestOptions(
+            return_token_ids=True,
+            priority=body.priority or 0,
+            stream=bool(body.stream),
+            structured_output=constraint.output if constraint else None,
+            **text_options(sampling, "sampling_params."),
+        ),
         structured_output_field=constraint.field if constraint else "",
-        stream=bool(body.stream),
         format=NativeFormat(
             is_list=n > 1 or (isinstance(source, list) and type(source[0]) is not int),
             request_id=body.rid or "",

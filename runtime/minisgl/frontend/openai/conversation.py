@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from minisgl.frontend.generation.template_variables import template_variables
 from minisgl.frontend.generation.thinking import parse_thinking
 from minisgl.frontend.openai.bodies import ChatFields, Message, TokenizeBody
 from minisgl.frontend.openai.chat_messages import check_continuable, parse_messages
 from minisgl.frontend.server.json_body import invalid
 from minisgl.frontend.server.json_values import check_fits
-from minisgl.wire.text import ChatMessage
+from minisgl.wire.text import ChatMessage, Rendering
 
 
 def parse_conversation(
@@ -23,21 +21,21 @@ def parse_conversation(
     return parsed
 
 
-def template_fields(body: ChatFields | TokenizeBody) -> dict[str, Any]:
-    """Return the fields of `Generate` and `Encode` for the chat template, but for messages and tools. Raises
-    ApiError."""
+def parse_rendering(body: ChatFields | TokenizeBody, *, add_special_tokens: bool) -> Rendering:
+    """Return what else determines the prompt of a conversation, but for tools. Raises ApiError."""
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise invalid("continue_final_message", "requires `add_generation_prompt: false`")
     variables = template_variables(body.chat_template_kwargs)
     check_fits(body.documents, "documents")
-    return {
-        "thinking": parse_thinking(body.reasoning_effort, body.enable_thinking, variables),
-        "template_variables": variables,
-        "documents": body.documents or None,
-        "add_generation_prompt": body.add_generation_prompt is not False and not continues,
-        "continue_final_message": continues,
-    }
+    return Rendering(
+        thinking=parse_thinking(body.reasoning_effort, body.enable_thinking, variables),
+        template_variables=variables,
+        documents=body.documents or None,
+        add_generation_prompt=body.add_generation_prompt is not False and not continues,
+        continue_final_message=continues,
+        add_special_tokens=add_special_tokens,
+    )
 
 
 def parse_thinking_budget(body: ChatFields) -> int | None:

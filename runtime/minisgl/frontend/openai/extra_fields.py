@@ -84,9 +84,5 @@ def extra_params(
 
 
 def extra_options(fields: ExtraFields) -> dict[str, Any]:
-    """Return the fields of `GenerationRequest` that are no sampling parameters."""
-    return {
-        "priority": fields.priority or 0,
-        "timeout_seconds": fields.timeout,
-        "cache_salt": fields.cache_salt or "",
-    }
+    """Return the fields of `RequestOptions` that these APIs have in common."""
+    return {"priority": fields.priority or 0, "cache_salt": fields.cache_salt or ""}

@@ -25,12 +25,12 @@ from minisgl.frontend.openai.bodies import (
     Invocation,
     StreamOptions,
 )
-from minisgl.frontend.openai.conversation import parse_conversation, parse_thinking_budget, template_fields
+from minisgl.frontend.openai.conversation import parse_conversation, parse_rendering, parse_thinking_budget
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
 from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import decode, invalid, unsupported
 from minisgl.frontend.server.unknown_fields import unknown_fields
-from minisgl.wire.text import ChatMessage, SamplingDefaults
+from minisgl.wire.text import ChatMessage, Rendering, RequestOptions, SamplingDefaults
 
 COMPLETION_MAX_TOKENS: Final = 16
 """Default of /v1/completions; a chat continues to the end of the context."""
@@ -71,10 +71,10 @@ def _chat(
         prompts=[Prompt(messages=messages) for messages in conversations],
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        tool_fields=tools.fields,
         options={
-            **template_fields(body),
+            "rendering": parse_rendering(body, add_special_tokens=body.add_special_tokens is not False),
             "tools": tools.options,
-            "tool_fields": tools.fields,
             "separate_reasoning": body.separate_reasoning is not False,
             "thinking_budget": parse_thinking_budget(body),
         },
@@ -104,7 +104,10 @@ def parse_completion(raw: bytes, defaults: SamplingDefaults) -> GenerationReques
         prompts=list(parse_prompts(body.prompt, "prompt")),
         max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
-        options={"echo": bool(body.echo)},
+        options={
+            "rendering": Rendering(add_special_tokens=body.add_special_tokens is not False),
+            "echo": bool(body.echo),
+        },
     )
 
 
@@ -124,9 +127,10 @@ def _request(
     max_tokens: int | None,
     logprobs: int | None,
     options: dict[str, Any],
+    tool_fields: tuple[str, ...] = (),
     format: dict[str, Any] | None = None,
 ) -> GenerationRequest:
-    """Return the request for a body. `options` and `format`: fields of `GenerationRequest` and of `OpenAIFormat` that
+    """Return the request for a body. `options` and `format`: fields of `RequestOptions` and of `OpenAIFormat` that
     only chats or only completions have."""
     reject_unsupported(body)
     check_tops("prompt_logprobs", body.prompt_logprobs)
@@ -159,7 +163,6 @@ def _request(
             logprob_token_ids=tuple(body.logprob_token_ids or ()),
             prompt_logprobs=max((tops for tops in prompt_tops if tops is not None), default=None),
         ),
-        stream=bool(body.stream),
         format=OpenAIFormat(
             kind,
             n,
@@ -173,16 +176,19 @@ def _request(
             prompt_tops=body.prompt_logprobs,
             **(format or {}),
         ),
-        priority=body.priority or 0,
+        options=RequestOptions(
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            stream=bool(body.stream),
+            return_token_ids=bool(body.return_token_ids),
+            structured_output=constraint.output if constraint else None,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=body.truncation_side or "left",
+            **text_options(body),
+            **options,
+        ),
         timeout_seconds=body.timeout,
-        cache_salt=body.cache_salt or "",
-        **text_options(body),
-        return_token_ids=bool(body.return_token_ids),
-        structured_output=constraint.output if constraint else None,
+        tool_fields=tool_fields,
         structured_output_field=constraint.field if constraint else "",
-        add_special_tokens=body.add_special_tokens is not False,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        truncation_side=body.truncation_side or "left",
-        **options,
         ignored=unknown_fields(type(body), raw),
     )

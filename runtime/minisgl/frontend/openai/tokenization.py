@@ -13,7 +13,7 @@ from starlette.responses import Response
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.openai.bodies import DetokenizeBody, TokenizeBody
-from minisgl.frontend.openai.conversation import parse_conversation, template_fields
+from minisgl.frontend.openai.conversation import parse_conversation, parse_rendering
 from minisgl.frontend.openai.logprobs import token_text
 from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import decode, invalid, read_json_body
@@ -21,7 +21,7 @@ from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.server.unknown_fields import ignored_params, unknown_fields
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import REQUEST_ID_BYTES
-from minisgl.wire.text import Decode, Decoded, Describe, Described, Encode, Encoded
+from minisgl.wire.text import Decode, Decoded, Describe, Described, Encode, Encoded, Rendering
 
 _tokenize_decoder: Final = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder: Final = msgspec.json.Decoder(DetokenizeBody)
@@ -42,13 +42,15 @@ class TokenizationEndpoints:
             raise invalid("prompt", "expected either `prompt` or `messages`")
         # A chat template writes the special tokens itself.
         special = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
-        question = Encode(id=secrets.token_bytes(REQUEST_ID_BYTES), prompt=body.prompt, add_special_tokens=special)
-        if body.messages is not None:
-            question = msgspec.structs.replace(
-                question,
+        request_id = secrets.token_bytes(REQUEST_ID_BYTES)
+        if body.messages is None:
+            question = Encode(id=request_id, prompt=body.prompt, rendering=Rendering(add_special_tokens=special))
+        else:
+            question = Encode(
+                id=request_id,
                 messages=parse_conversation(body, body.messages),
                 tools=parse_tools(body.tools, None, None).options,
-                **template_fields(body),
+                rendering=parse_rendering(body, add_special_tokens=special),
             )
         reply = await self._tokenizers.ask(question)
         assert isinstance(reply, Encoded)

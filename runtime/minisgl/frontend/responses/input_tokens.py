@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,10 +35,8 @@ class InputTokens:
             Encode(
                 id=secrets.token_bytes(REQUEST_ID_BYTES),
                 messages=parsed.prompts[0].messages,
-                template_variables=parsed.template_variables,
-                thinking=parsed.thinking,
-                add_special_tokens=False,
-                tools=parsed.tools,
+                tools=parsed.options.tools,
+                rendering=msgspec.structs.replace(parsed.options.rendering, add_special_tokens=False),
             )
         )
         assert isinstance(reply, Encoded)

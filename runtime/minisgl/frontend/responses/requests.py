@@ -28,7 +28,7 @@ from minisgl.frontend.responses.tools import parse_tools
 from minisgl.frontend.server.json_body import decode, invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.text import SamplingDefaults, StructuredOutput
+from minisgl.wire.text import Rendering, RequestOptions, SamplingDefaults, StructuredOutput
 
 _decoder: Final = msgspec.json.Decoder(ResponsesBody)
 
@@ -59,7 +59,6 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
         model=body.model,
         prompts=[Prompt(messages=items.messages)],
         params=params,
-        stream=bool(body.stream),
         format=ResponsesFormat(
             _repeated(body, params),
             OutputOptions(
@@ -69,12 +68,15 @@ def parse_responses(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest
                 summarized_reasoning=bool(reasoning.summary or reasoning.generate_summary),
             ),
         ),
-        template_variables=variables,
-        thinking=thinking,
-        **extra_options(body),
-        tools=tools.options,
+        options=RequestOptions(
+            rendering=Rendering(template_variables=variables, thinking=thinking),
+            tools=tools.options,
+            stream=bool(body.stream),
+            structured_output=None if constraint is None else constraint.output,
+            **extra_options(body),
+        ),
+        timeout_seconds=body.timeout,
         tool_fields=tools.fields,
-        structured_output=None if constraint is None else constraint.output,
         structured_output_field="" if constraint is None else constraint.field,
         ignored=(*unknown, *tools.ignored, *items.ignored),
     )

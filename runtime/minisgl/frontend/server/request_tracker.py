@@ -220,7 +220,8 @@ class RequestTracker:
         """Take the state of the engine as a tokenizer worker reports it."""
         if model is not None and (self.model is None or self.model.epoch != model.epoch):
             self.model = model
-        if status is None or self.status is None or status.steps != self.status.steps or not status.running:
+        last = self.status
+        if status is None or last is None or status.counters.steps != last.counters.steps or not status.running:
             self._stepped_at = now
         self.status = status
 
@@ -252,7 +253,7 @@ def _estimate_prompt_tokens(request: Generate) -> int:
     if request.tokens is not None:
         return len(request.tokens) // 4
     if request.messages is not None:
-        tools = 0 if request.tools is None else len(msgspec.json.encode(request.tools.definitions))
+        tools = 0 if (offered := request.options.tools) is None else len(msgspec.json.encode(offered.definitions))
         characters = sum(len(message.content or "") + len(message.reasoning or "") for message in request.messages)
         return (characters + tools) // 4 + len(request.messages)
     return len(request.prompt or "") // 4 + 1

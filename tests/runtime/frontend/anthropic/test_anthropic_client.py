@@ -43,7 +43,7 @@ def test_a_text_is_one_block(scripted: ScriptedStack, client: anthropic.Anthropi
     assert message.id.startswith("msg_") and message._request_id
     sent = scripted.last(Generate)
     assert sent.messages == (ChatMessage("system", "Be kind."), ChatMessage("user", "Hi"))
-    assert (sent.params.max_tokens, sent.soft_limits, sent.stream) == (9, True, False)
+    assert (sent.params.max_tokens, sent.options.soft_limits, sent.options.stream) == (9, True, False)
 
 
 def test_a_streamed_answer_is_the_same_message(scripted: ScriptedStack, client: anthropic.Anthropic) -> None:
@@ -76,7 +76,7 @@ def test_a_streamed_answer_is_the_same_message(scripted: ScriptedStack, client: 
     assert final.stop_reason == "tool_use"
     whole = client.messages.create(**request)
     assert {**whole.to_dict(), "id": None} == {**final.to_dict(), "id": None}
-    assert scripted.last(Generate).thinking_budget == 50
+    assert scripted.last(Generate).options.thinking_budget == 50
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -89,7 +89,7 @@ def test_an_answer_in_a_schema_is_parsed(scripted: ScriptedStack, client: anthro
     else:
         message = client.messages.parse(**request)
     assert message.parsed_output == City(name="Bonn", inhabitants=330000)
-    constraint = scripted.last(Generate).structured_output
+    constraint = scripted.last(Generate).options.structured_output
     assert constraint is not None and set(json.loads(constraint.value)["required"]) == {"name", "inhabitants"}
 
 

@@ -80,7 +80,7 @@ def test_a_session_of_a_coding_agent(scripted: ScriptedStack, client: anthropic.
         betas=BETAS,
     )
     assert titled.content[0].type == "text"
-    assert scripted.last(Generate).structured_output is not None
+    assert scripted.last(Generate).options.structured_output is not None
 
     # A call whose arguments arrive piece by piece.
     pieces = ['{"path": "a', '.py", "cont', 'ent": "x = 1\\n"}']
@@ -101,8 +101,8 @@ def test_a_session_of_a_coding_agent(scripted: ScriptedStack, client: anthropic.
         ChatMessage("system", "You are a coding agent.\n\nThe directory is /work."),
         ChatMessage("user", "<system-reminder>Be brief.</system-reminder>\nWrite a file."),
     )
-    assert sent.tools is not None
-    assert [definition["function"]["name"] for definition in sent.tools.definitions] == [
+    assert sent.options.tools is not None
+    assert [definition["function"]["name"] for definition in sent.options.tools.definitions] == [
         "Write",
         "ToolSearch",
         "mcp__docs__find",

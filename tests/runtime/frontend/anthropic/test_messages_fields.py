@@ -69,8 +69,9 @@ def test_a_request_of_claude_code_is_answered(scripted: ScriptedStack) -> None:
         ChatMessage("system", "You are a coding agent.\n\nThe directory is /work."),
         ChatMessage("user", "<system-reminder>Be brief.</system-reminder>\nhey"),
     )
-    assert sent.tools is not None and [tool["function"]["name"] for tool in sent.tools.definitions] == ["Read"]
-    assert (sent.thinking_budget, sent.template_variables["enable_thinking"]) == (31999, True)
+    tools = sent.options.tools
+    assert tools is not None and [tool["function"]["name"] for tool in tools.definitions] == ["Read"]
+    assert (sent.options.thinking_budget, sent.options.rendering.template_variables["enable_thinking"]) == (31999, True)
 
 
 def test_blocks_become_messages(scripted: ScriptedStack) -> None:
@@ -115,10 +116,12 @@ def test_a_last_message_of_the_assistant_is_continued(scripted: ScriptedStack) -
     sent = messages(scripted, {"role": "user", "content": "A?"}, {"role": "assistant", "content": "The answer is"})
     assert sent[-1] == ChatMessage("assistant", "The answer is")
     generate = scripted.last(Generate)
-    assert (generate.continue_final_message, generate.add_generation_prompt) == (True, False)
+    rendering = generate.options.rendering
+    assert (rendering.continue_final_message, rendering.add_generation_prompt) == (True, False)
     messages(scripted, {"role": "user", "content": "A?"})
     generate = scripted.last(Generate)
-    assert (generate.continue_final_message, generate.add_generation_prompt) == (False, True)
+    rendering = generate.options.rendering
+    assert (rendering.continue_final_message, rendering.add_generation_prompt) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_a_last_message_of_the_assistant_is_continued(scripted: ScriptedStack) -
 )
 def test_the_choice_of_tools(scripted: ScriptedStack, choice: Any, expected: tuple[str, str, bool]) -> None:
     assert post(scripted, tools=[TOOL], tool_choice=choice).status_code == 200
-    tools = scripted.last(Generate).tools
+    tools = scripted.last(Generate).options.tools
     assert tools is not None
     assert (tools.choice, tools.name, tools.parallel) == expected
 
@@ -154,7 +157,7 @@ def test_thinking_is_off_unless_it_is_asked_for(
     assert post(scripted, thinking=thinking, output_config={"effort": "high"}).status_code == 200
     sent = scripted.last(Generate)
     variables = {"enable_thinking": thinks_by_template, "thinking": thinks_by_template, "reasoning_effort": "high"}
-    assert (sent.template_variables, sent.thinking_budget) == (variables, budget)
+    assert (sent.options.rendering.template_variables, sent.options.thinking_budget) == (variables, budget)
 
 
 def test_omitted_thinking_returns_from_its_signature(scripted: ScriptedStack) -> None:
@@ -423,4 +426,4 @@ def test_errors_of_the_count_and_of_other_methods_have_the_same_form(scripted: S
     continued = [*BODY["messages"], {"role": "assistant", "content": "It"}]
     count = scripted.http.post("/v1/messages/count_tokens", json={"messages": continued, "mood": 1})
     assert count.json() == {"input_tokens": 2} and count.headers["x-ignored-params"] == "mood"
-    assert not scripted.last(Encode).add_generation_prompt
+    assert not scripted.last(Encode).rendering.add_generation_prompt

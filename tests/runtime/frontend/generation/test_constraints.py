@@ -93,36 +93,36 @@ def refused(body: dict[str, Any], route: str = "chat") -> tuple[str, str | None,
 def test_every_field_of_chats_and_completions_becomes_one_constraint(fields: Any, kind: Any, value: str) -> None:
     for route in ("chat", "completion"):
         request = parse(fields, route)
-        assert request.structured_output == StructuredOutput(kind, value)
+        assert request.options.structured_output == StructuredOutput(kind, value)
         assert request.ignored == ()
 
 
 @pytest.mark.parametrize(("fields", "kind", "value"), SHARED)
 def test_every_field_of_generate_becomes_one_constraint(fields: Any, kind: Any, value: str) -> None:
     request = parse(fields, "native")
-    assert request.structured_output == StructuredOutput(kind, value)
+    assert request.options.structured_output == StructuredOutput(kind, value)
     assert request.structured_output_field == f"sampling_params.{next(iter(fields))}"
     assert request.ignored == ()
 
 
 def test_structural_tags_in_a_response_format_have_two_forms() -> None:
     for format in (TAG, OLD_TAG):
-        constraint = parse({"response_format": format}).structured_output
+        constraint = parse({"response_format": format}).options.structured_output
         assert constraint.kind == "structural_tag"
         build(constraint)
 
 
 def test_a_request_without_a_constraint_has_none() -> None:
     for fields in ({}, {"response_format": {"type": "text"}}, {"response_format": None, "regex": None}):
-        assert parse(fields).structured_output is None
-    assert parse({}, "native").structured_output is None
+        assert parse(fields).options.structured_output is None
+    assert parse({}, "native").options.structured_output is None
 
 
 def test_json_without_whitespace_can_be_asked_for() -> None:
     request = parse({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}})
-    assert request.structured_output == StructuredOutput("json", SCHEMA_TEXT, compact=True)
+    assert request.options.structured_output == StructuredOutput("json", SCHEMA_TEXT, compact=True)
     other = parse({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}})
-    assert other.structured_output == StructuredOutput("regex", "a")
+    assert other.options.structured_output == StructuredOutput("regex", "a")
 
 
 def test_two_constraints_are_refused_by_name() -> None:
@@ -219,9 +219,9 @@ def test_the_scheduler_gets_the_grammar_of_each_choice(stack: FrontendStack) -> 
     body = CHAT | {"n": 2, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}
     assert stack.http.post("/v1/chat/completions", json=body).status_code == 200
     one, other = stack.scheduler.received(Submit)
-    assert one.grammar == other.grammar != ""
+    assert one.constraint.grammar == other.constraint.grammar != ""
     schema = lark.json_schema(SCHEMA)
-    assert schema in msgspec.json.decode(one.grammar)["grammars"][0]["lark_grammar"]
+    assert schema in msgspec.json.decode(one.constraint.grammar)["grammars"][0]["lark_grammar"]
 
 
 def test_schemas_of_strict_tools_are_checked(agent_stack: FrontendStack) -> None:

@@ -15,12 +15,13 @@ from minisgl.frontend.metrics.counters import COUNT_EDGES, ITL_EDGES, LATENCY_ED
 from minisgl.frontend.metrics.process import ProcessUse
 from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.frontend.metrics.types import Histogram
-from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Status, Submit
+from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Submit
 from minisgl.wire.status import DataTypes
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
 from support.frontend.vllm_boards import ABSENT, BOARDS, parse
+from support.messages import status_of
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 LABELS = {"model_name": "org/tiny", "engine": "0"}
@@ -29,7 +30,7 @@ MakeStack = Callable[..., FrontendStack]
 
 LOAD = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 REASONS = ("capacity", "deferred")
-STATUS = Status(
+STATUS = status_of(
     waiting=3,
     running=5,
     used_pages=16,
@@ -42,9 +43,9 @@ STATUS = Status(
     generated_tokens=30,
     preemptions=2,
     finished=4,
-    queue_times=(2, 1, *[0] * 19, 1),
+    queue_times=[2, 1, *[0] * 19, 1],
     queue_seconds=8000.5,
-    step_sizes=(1, 2, *[0] * 12),
+    step_sizes=[1, 2, *[0] * 12],
     step_tokens=13,
     start_seconds={"load": 1.5, "capture": 0.5},
     attention={"prefill": "fa3", "prefill_with_prefix": "fa3, torch"},

@@ -16,6 +16,7 @@ from minisgl.wire.text import ScoredToken
 from support.frontend.fake_scheduler import answer_with
 from support.frontend.scored_answers import scored_answer
 from support.frontend.stack import EOS, TOKENIZER, FrontendStack, ids
+from support.messages import without_seed
 
 TEXT = ids("one two")
 
@@ -35,7 +36,7 @@ def test_generate(stack: FrontendStack) -> None:
     counts = (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"])
     assert counts == (len(ids("Hi")), len(ids("one two")) + 1, 1)
     (submit,) = stack.scheduler.received(Submit)
-    assert (submit.temperature, submit.max_tokens) == (0, 9)
+    assert (submit.params.temperature, submit.params.max_tokens) == (0, 9)
 
 
 SAMPLING: dict[str, tuple[Any, Any]] = {
@@ -87,8 +88,8 @@ def test_every_sampling_parameter_of_generate_has_an_effect_or_is_rejected_by_na
         answers = post(stack, {"text": "Hi", "sampling_params": sampling | {name: value}})
         answers = answers if isinstance(answers, list) else [answers]
         submits = stack.scheduler.received(Submit)
-        seeds = [submit.seed for submit in submits] if name == "sampling_seed" else []
-        requests = [msgspec.structs.replace(submit, id=b"", seed=0) for submit in submits]
+        seeds = [submit.params.seed for submit in submits] if name == "sampling_seed" else []
+        requests = [without_seed(submit) for submit in submits]
         return requests, seeds, [(answer["text"], answer["meta_info"]["finish_reason"]) for answer in answers]
 
     named = [*SAMPLING, *REFUSED_SAMPLING, "spaces_between_special_tokens"]
@@ -132,7 +133,7 @@ def test_generate_of_a_prompt_streams_plain_text(stack: FrontendStack) -> None:
     )
     assert text.startswith("\n") and response.text.endswith("data: [DONE]\n\n")
     (submit,) = stack.scheduler.received(Submit)
-    assert (submit.temperature, submit.max_tokens, submit.ignore_eos) == (0, 3, True)
+    assert (submit.params.temperature, submit.params.max_tokens, submit.params.ignore_eos) == (0, 3, True)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_every_field_of_generate_has_an_effect_or_is_rejected_by_name(stack: Fro
         assert response.status_code == 200, response.text
         (submit,) = stack.scheduler.received(Submit)
         is_stream = response.headers["content-type"].startswith("text/event-stream")
-        return msgspec.structs.replace(submit, id=b"", seed=0), is_stream or response.json()
+        return without_seed(submit), is_stream or response.json()
 
     known = {*BODY, *REFUSED, *MISPLACED, *SOURCES, "spaces_between_special_tokens"}
     assert known == set(NativeBody.__struct_fields__)
@@ -269,7 +270,7 @@ def test_log_probabilities_begin_where_the_request_says(stack: FrontendStack) ->
     assert meta["input_token_logprobs"] == []
     assert [entry[2] for entry in meta["output_token_logprobs"]][-1] == "<|im_end|>"
     assert "input_top_logprobs" not in meta and "output_top_logprobs" not in meta
-    assert stack.scheduler.received(Submit)[0].prompt_logprobs == -1
+    assert stack.scheduler.received(Submit)[0].params.prompt_logprobs is None
     meta = post(stack, body | {"logprob_start_len": 2})["meta_info"]
     assert [entry[1] for entry in meta["input_token_logprobs"]] == ids("Hello")[2:]
     assert post(stack, body | {"logprob_start_len": 99})["meta_info"]["input_token_logprobs"] == []
@@ -281,7 +282,7 @@ def test_log_probabilities_of_given_tokens(stack: FrontendStack) -> None:
     meta = post(stack, body)["meta_info"]
     assert meta["output_token_ids_logprobs"] == [[[-1.0, 64, None], [-2.0, 65, None]]] * (len(TEXT) + 1)
     assert meta["input_token_ids_logprobs"] == [] and "output_top_logprobs" not in meta
-    assert stack.scheduler.received(Submit)[0].logprob_token_ids == (64, 65)
+    assert stack.scheduler.received(Submit)[0].params.logprob_token_ids == (64, 65)
     for other in ({"top_logprobs_num": 1}, {"logprob_start_len": 0}):
         assert post(stack, body | other, 400)["error"]["param"] == "token_ids_logprob"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from minisgl.frontend.config import RequestLimits
@@ -13,6 +12,7 @@ from minisgl.frontend.native import generation_probe
 from minisgl.wire.messages import Abort, Ack, Failed, Submit
 from support.frontend.fake_scheduler import STATUS, answer_with
 from support.frontend.stack import FrontendStack, ids
+from support.messages import status_of
 
 MakeStack = Callable[..., FrontendStack]
 
@@ -27,7 +27,7 @@ def test_a_probe_generates_one_token_before_other_requests(stack: FrontendStack)
     response = stack.http.get("/health_generate")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
     (submit,) = stack.scheduler.received(Submit)
-    assert (submit.max_tokens, submit.priority, submit.temperature) == (1, 2**31 - 1, 0.0)
+    assert (submit.params.max_tokens, submit.priority, submit.params.temperature) == (1, 2**31 - 1, 0.0)
     assert stack.http.post("/health_generate").status_code == 405
 
 
@@ -55,7 +55,7 @@ def test_steps_for_other_requests_are_enough(make_stack: MakeStack, full: bool) 
 
     def answer(submit: Submit) -> list[Ack | Failed]:
         # The engine continues with other requests while this one waits, or is refused.
-        stack.scheduler.status = msgspec.structs.replace(STATUS, running=1, steps=next(steps))
+        stack.scheduler.status = status_of(STATUS, running=1, steps=next(steps))
         return [Failed(submit.id, "queue_full", "full; retry later") if full else Ack(submit.id)]
 
     stack.scheduler.answer = answer

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from minisgl.frontend.config import Access
@@ -16,10 +15,11 @@ from minisgl.wire.messages import Ack, Submit
 from support.frontend.fake_scheduler import STATUS, answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
+from support.messages import status_of
 
 MakeStack = Callable[..., FrontendStack]
 
-BUSY = msgspec.structs.replace(STATUS, running=3, waiting=2, used_pages=16, num_pages=64, page_size=16, steps=9)
+BUSY = status_of(STATUS, running=3, waiting=2, used_pages=16, num_pages=64, page_size=16, steps=9)
 
 
 @pytest.mark.parametrize("path", ["/get_model_info", "/model_info"])

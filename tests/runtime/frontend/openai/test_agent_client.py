@@ -173,7 +173,7 @@ def test_tools_reach_the_worker_as_they_are(scripted: ScriptedStack, client: ope
 
     def sent(**options: Any) -> ToolOptions | None:
         whole(client, **options)
-        return scripted.last(Generate).tools
+        return scripted.last(Generate).options.tools
 
     assert sent() is None
     assert sent(tools=[]) is None
@@ -282,7 +282,7 @@ def test_effort_and_thinking_reach_the_template(
     scripted.script = answer(says("c"))
     whole(client, extra_body=body)
     sent = scripted.last(Generate)
-    assert (sent.thinking, sent.template_variables) == (thinking, variables)
+    assert (sent.options.rendering.thinking, sent.options.rendering.template_variables) == (thinking, variables)
 
 
 @pytest.mark.parametrize(
@@ -299,14 +299,14 @@ def test_a_thinking_budget_reaches_the_worker(
 ) -> None:
     scripted.script = answer(says("c"))
     whole(client, extra_body=body)
-    assert scripted.last(Generate).thinking_budget == budget
+    assert scripted.last(Generate).options.thinking_budget == budget
 
 
 def test_reasoning_may_stay_in_the_content(scripted: ScriptedStack, client: openai.OpenAI) -> None:
     scripted.script = answer(says("<think>a</think>b"))
     completion = whole(client, extra_body={"separate_reasoning": False})
     assert completion.choices[0].message.content == "<think>a</think>b"
-    assert scripted.last(Generate).separate_reasoning is False
+    assert scripted.last(Generate).options.separate_reasoning is False
 
 
 # The prompt
@@ -328,7 +328,8 @@ def test_the_end_of_the_prompt(
     scripted.script = answer(says("c"))
     whole(client, extra_body=body)
     sent = scripted.last(Generate)
-    assert (sent.add_generation_prompt, sent.continue_final_message) == (begun, continued)
+    rendering = sent.options.rendering
+    assert (rendering.add_generation_prompt, rendering.continue_final_message) == (begun, continued)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -368,9 +369,9 @@ def test_documents_and_truncation_reach_the_worker(scripted: ScriptedStack, clie
     documents = [{"title": "a", "text": "b", "meta": {"pages": [1, 2]}}]
     whole(client, extra_body={"documents": documents, "truncate_prompt_tokens": 7})
     sent = scripted.last(Generate)
-    assert (sent.documents, sent.truncate_prompt_tokens) == (documents, 7)
+    assert (sent.options.rendering.documents, sent.options.truncate_prompt_tokens) == (documents, 7)
     client.completions.create(model="default", prompt="a", extra_body={"truncate_prompt_tokens": -1})
-    assert scripted.last(Generate).truncate_prompt_tokens == -1
+    assert scripted.last(Generate).options.truncate_prompt_tokens == -1
 
 
 # Batches

@@ -63,8 +63,8 @@ def test_limits_of_tokens_reach_the_scheduler(
     stack.scheduler.answer = answer_with([*TOKENS, -EOS])
     assert answer(client, api, stream, allowed_token_ids=[5, 6], bad_words=["one"]) == ("one two", "stop")
     (submit,) = stack.scheduler.received(Submit)
-    assert submit.allowed_token_ids == (5, 6)
-    assert set(submit.bad_words) == {tuple(ids("one")), tuple(ids(" one"))}
+    assert submit.params.allowed_token_ids == (5, 6)
+    assert set(submit.constraint.bad_words) == {tuple(ids("one")), tuple(ids(" one"))}
 
 
 @EACH_API

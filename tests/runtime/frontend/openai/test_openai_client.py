@@ -98,16 +98,18 @@ def test_sampling_parameters_reach_the_scheduler(client: openai.OpenAI, schedule
         extra_body={"top_k": 7, "min_p": 0.25, "ignore_eos": True},
     )
     submit = last_submit(scheduler)
-    assert (submit.max_tokens, submit.temperature, submit.top_p, submit.top_k) == (9, 0.0, 0.5, 7)
-    assert (submit.min_p, submit.seed, submit.ignore_eos) == (0.25, -(2**63), True)
+    params = submit.params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.0, 0.5, 7)
+    assert (params.min_p, params.seed, params.ignore_eos) == (0.25, -(2**63), True)
 
 
 def test_sampling_defaults_come_from_the_checkpoint(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     scheduler.answer = answer_with([-EOS])
     client.chat.completions.create(model="org/tiny", messages=USER)
     submit = last_submit(scheduler)
-    assert (submit.temperature, submit.top_k, submit.top_p, submit.min_p) == (0.6, 20, 0.95, 0.0)
-    assert submit.max_tokens == 256 - len(prompt_of(submit))
+    params = submit.params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.6, 20, 0.95, 0.0)
+    assert params.max_tokens == 256 - len(prompt_of(submit))
 
 
 def test_stop_strings(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
@@ -153,7 +155,7 @@ def test_completion(client: openai.OpenAI, scheduler: FakeScheduler) -> None:
     assert answer.object == "text_completion"
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("abc" * 5 + "a", "length")
     submit = last_submit(scheduler)
-    assert (prompt_of(submit), submit.max_tokens) == ([*ids("Hello"), EOS], 16)
+    assert (prompt_of(submit), submit.params.max_tokens) == ([*ids("Hello"), EOS], 16)
 
 
 def test_completion_of_token_ids(client: openai.OpenAI, scheduler: FakeScheduler) -> None:

@@ -266,7 +266,7 @@ def test_log_probabilities_of_given_tokens(client: openai.OpenAI, stack: Fronten
         assert [top.token for top in entry.top_logprobs] == [entry.token, "a", "b", "c"]
         assert entry.top_logprobs[0].logprob == entry.logprob
     (submit, *_) = stack.scheduler.received(Submit)
-    assert (submit.logprob_token_ids, submit.logprobs) == ((64, 65, 66), 0)
+    assert (submit.params.logprob_token_ids, submit.params.logprobs) == ((64, 65, 66), 0)
 
 
 @pytest.mark.parametrize("create", [chat, complete])
@@ -288,6 +288,6 @@ def test_stop_tokens_that_the_model_does_not_have_are_ignored_and_named(stack: F
     assert answered.status_code == 200 and '"stop_reason":7' in answered.text
     assert answered.headers["x-ignored-params"] == "stop_token_ids[0], stop_token_ids[2]"
     (submit,) = stack.scheduler.received(Submit)
-    assert submit.stop_token_ids == (7,)
+    assert submit.params.stop_token_ids == (7,)
     strict = stack.http.post("/v1/completions", json=body, headers={"prefer": "handling=strict"})
     assert (strict.status_code, strict.json()["error"]["param"]) == (400, "stop_token_ids[0]")

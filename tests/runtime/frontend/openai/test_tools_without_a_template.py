@@ -78,10 +78,10 @@ def test_what_only_restricts_calls_changes_nothing(stack: FrontendStack) -> None
         response = post(stack, "/v1/chat/completions", text=CALL, **fields)
         assert response.json()["choices"][0]["message"]["content"] == CALL, "text that looks like a call is none"
         (submit,) = stack.scheduler.received(Submit)
-        assert submit.grammar == ""
+        assert submit.constraint.grammar == ""
     post(stack, "/v1/chat/completions", response_format={"type": "json_object"})
     (submit,) = stack.scheduler.received(Submit)
-    assert submit.grammar != "", "a constraint of the text remains"
+    assert submit.constraint.grammar != "", "a constraint of the text remains"
 
 
 NAMED = {"type": "function", "function": {"name": "get_weather"}}

@@ -45,7 +45,7 @@ def test_a_text_is_one_message(scripted: ScriptedStack, client: openai.OpenAI) -
     assert response.to_dict()["store"] is False
     sent = scripted.last(Generate)
     assert sent.messages == (ChatMessage("system", "Be kind."), ChatMessage("user", "Hi"))
-    assert (sent.params.max_tokens, sent.stream) == (9, False)
+    assert (sent.params.max_tokens, sent.options.stream) == (9, False)
 
 
 def test_a_streamed_answer_is_the_same_response(scripted: ScriptedStack, client: openai.OpenAI) -> None:
@@ -109,7 +109,7 @@ def test_an_answer_in_a_schema_is_parsed(scripted: ScriptedStack, client: openai
     else:
         response = client.responses.parse(model="default", input="A city", text_format=City)
     assert response.output_parsed == City(name="Bonn", inhabitants=330000)
-    constraint = scripted.last(Generate).structured_output
+    constraint = scripted.last(Generate).options.structured_output
     assert constraint is not None and constraint.kind == "json"
     assert json.loads(constraint.value)["required"] == ["name", "inhabitants"]
 

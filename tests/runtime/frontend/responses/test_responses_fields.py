@@ -34,7 +34,7 @@ def events(stack: ScriptedStack, **fields: Any) -> list[dict[str, Any]]:
 
 
 def tools_of(stack: ScriptedStack) -> ToolOptions:
-    tools = stack.last(Generate).tools
+    tools = stack.last(Generate).options.tools
     assert tools is not None
     return tools
 
@@ -204,7 +204,7 @@ def test_reasoning_is_repeated_as_summary_where_one_is_asked_for(scripted: Scrip
     assert reasoning["summary"] == [{"type": "summary_text", "text": "Let me."}]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Let me."}]
     assert response["reasoning"] == {"effort": "high", "summary": "auto"}
-    assert scripted.last(Generate).template_variables["reasoning_effort"] == "high"
+    assert scripted.last(Generate).options.rendering.template_variables["reasoning_effort"] == "high"
     for kept in ("content", "encrypted_content", "summary"):
         item = {"type": "reasoning", "summary": [], kept: reasoning[kept]}
         assert messages(scripted, item, {"role": "user", "content": "?"})[0].reasoning == "Let me."
@@ -329,10 +329,10 @@ def test_fields_are_repeated_in_the_response(scripted: ScriptedStack) -> None:
     assert {name: response[name] for name in fields} == fields
     assert (response["store"], response["background"], response["previous_response_id"]) == (False, False, None)
     assert response["text"]["format"] == {"type": "json_object"}
-    constraint = scripted.last(Generate).structured_output
+    constraint = scripted.last(Generate).options.structured_output
     assert constraint is not None and constraint.value == '{"type":"object"}'
     assert post(scripted, structured_outputs={"choice": ["a", "b"]}, text={}).status_code == 200
-    constraint = scripted.last(Generate).structured_output
+    constraint = scripted.last(Generate).options.structured_output
     assert constraint is not None and (constraint.kind, constraint.value) == ("choice", '["a","b"]')
 
 
@@ -341,7 +341,8 @@ def test_sampling_parameters_reach_the_engine(scripted: ScriptedStack) -> None:
     assert post(scripted, **fields, stop="x", max_output_tokens=5, priority=2, cache_salt="s").status_code == 200
     sent = scripted.last(Generate)
     assert {name: getattr(sent.params, name) for name in fields} == fields
-    assert (sent.params.stop, sent.params.max_tokens, sent.priority, sent.cache_salt) == (("x",), 5, 2, "s")
+    assert (sent.params.stop, sent.params.max_tokens) == (("x",), 5)
+    assert (sent.options.priority, sent.options.cache_salt) == (2, "s")
     assert sent.params.temperature == 0.6, "the checkpoint's"
 
 

@@ -25,6 +25,7 @@ from minisgl.wire.messages import Abort, Ack, FromScheduler, Status, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, FakeScheduler, answer_with, row
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
+from support.messages import status_of
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -288,9 +289,7 @@ def metrics(stack: FrontendStack) -> str:
 
 
 def status(**changes: int) -> Status:
-    zero = dict.fromkeys(("steps", "prompt_tokens", "cached_tokens", "prefill_tokens", "generated_tokens"), 0)
-    rest = {"waiting": 0, "running": 1, "used_pages": 0, "num_pages": 8, "preemptions": 0, "finished": 0}
-    return Status(**(zero | rest | changes))
+    return status_of(**{"running": 1, "num_pages": 8} | changes)
 
 
 class Watched:

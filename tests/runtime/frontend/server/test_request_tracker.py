@@ -8,13 +8,13 @@ from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.wire.messages import SamplingParams, Status
 from minisgl.wire.status import ReplicaView
-from minisgl.wire.text import Generate
+from support.messages import generate_of, status_of
 
 
 def test_a_failed_stream_counts_as_an_error_although_its_handler_was_cancelled() -> None:
     tracker = RequestTracker(RequestLimits())
     record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0, status=200)
-    stream = tracker.admit(record, [Generate(id=bytes(16), prompt="Hi", params=SamplingParams())], 1)
+    stream = tracker.admit(record, [generate_of(id=bytes(16), prompt="Hi", params=SamplingParams())], 1)
     stream.fail(ApiError(503, "shutting_down", "the server is shutting down"))
     # The handler was blocked in a send when it was cancelled, so it has not met the error.
     tracker.end(record, 1.0)
@@ -25,7 +25,7 @@ def test_a_failed_stream_counts_as_an_error_although_its_handler_was_cancelled()
 def test_the_first_step_after_an_idle_time_has_an_age() -> None:
     tracker = RequestTracker(RequestLimits())
     record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
-    stream = tracker.admit(record, [Generate(id=bytes(16), prompt="Hi", params=SamplingParams())], 1)
+    stream = tracker.admit(record, [generate_of(id=bytes(16), prompt="Hi", params=SamplingParams())], 1)
     tracker.update_engine(None, _idle(), 5.0)
     assert tracker.step_age(7.0) == 0.0, "the engine does not have the request yet"
     tracker.accept(stream.choices[0], 3, 7.0)
@@ -61,6 +61,4 @@ def _view(number: int, epoch: int) -> ReplicaView:
 
 def _idle() -> Status:
     """Status of an engine before its first step."""
-    counters = ("waiting", "running", "used_pages", "preemptions", "finished", "steps", "prompt_tokens")
-    more = ("cached_tokens", "prefill_tokens", "generated_tokens")
-    return Status(**dict.fromkeys((*counters, *more), 0), num_pages=8)
+    return status_of(num_pages=8)
