@@ -27,7 +27,7 @@ from image_builder.buildah import Exported
 ROOT: Final = Path(__file__).parents[2]
 BASE_PACKAGES: Final = "python3,python3-pip,ca-certificates,procps"
 NAMES: Final = ("operator", "frontend", "engine")
-PREVIOUS: Final = "0.1.0"
+PREVIOUS: Final = "0.2.0"
 """Version from which upgrades are tested."""
 _ARCHIVE: Final = ROOT / f"e2e/previous/{PREVIOUS}.tar.xz"
 _IMPORTS: Final = "import torch, triton, flashinfer; print('torch', torch.__version__, 'for CUDA', torch.version.cuda)"

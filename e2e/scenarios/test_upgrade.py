@@ -44,13 +44,11 @@ def test_an_upgrade_and_a_rollback_lose_no_request(
     images: dict[str, str],
     measurement: Callable[[str], None],
 ) -> None:
-    # Frontends of the previous version do not continue streams: drains take longer than the longest answer.
-    namespace.apply(spread_model("demo", drainSeconds=60))
+    namespace.apply(spread_model("demo"))
     namespace.wait("two replicas", lambda: _runs(namespace, previous))
     with traffic(client.service_url("demo")) as upgrade:
         installation.install(images)
         namespace.wait("two replicas of today's version", lambda: _runs(namespace, images))
-        # Fields that the previous version does not have.
         added = {"engine": {"podTemplate": {"labels": {"example.com/team": "a"}}}, "frontend": {"leaveSeconds": 20}}
         namespace.patch("inferencemodel", "demo", {"spec": added})
         namespace.wait("two replicas with the label", lambda: _updated(namespace, 2))
@@ -72,14 +70,11 @@ def test_an_upgrade_answers_every_request_whole(
     measurement: Callable[[str], None],
     in_waves: bool,
 ) -> None:
-    """Frontends of the previous version do not continue streams: drains take longer than the longest answer. In waves
-    the frontends change before the engines."""
-    namespace.apply(spread_model("demo", drainSeconds=60))
+    """Answers go on at replicas of the other version. In waves the frontends change before the engines."""
+    namespace.apply(spread_model("demo"))
     namespace.wait("two replicas", lambda: _runs(namespace, previous))
-    # Both versions give these answers.
-    kinds = ("plain", "long", "penalties", "stop", "logprobs")
     scenario = f"helm upgrade from {build.PREVIOUS}{' in waves' if in_waves else ''}"
-    with loaded(scenario, client.service_url("demo"), measurement, kinds=kinds):
+    with loaded(scenario, client.service_url("demo"), measurement):
         installation.install(images, {"defaults.rollout.maxModels": 1} if in_waves else None)
         namespace.wait("two replicas of today's version", lambda: _runs(namespace, images))
     if in_waves:
@@ -139,7 +134,7 @@ def test_models_serve_with_the_definition_of_the_previous_version(
 ) -> None:
     model = spread_model("demo")
     for component in ("engine", "frontend"):
-        # A field that the previous version does not have.
+        # A field that the definition of an older version may lack.
         model["spec"][component]["podTemplate"] = {"labels": {"example.com/team": "a"}}
     namespace.apply(model)
     namespace.wait("two replicas", lambda: _runs(namespace, images))
@@ -148,9 +143,9 @@ def test_models_serve_with_the_definition_of_the_previous_version(
         # The operator does not write again and again what the API server drops.
         writes.until_quiet(namespace)
         namespace.wait("two replicas", lambda: _runs(namespace, images))
-        # The API server drops the fields at the latest when the model is written.
+        # The API server drops fields that the definition lacks at the latest when the model is written.
         namespace.kubectl("scale", "inferencemodel/demo", "--replicas=3")
-        namespace.wait("three replicas without the fields", lambda: _updated(namespace, 3))
+        namespace.wait("three replicas", lambda: _updated(namespace, 3))
         namespace.wait_for_condition("demo", "Ready")
     measurement(f"kubectl {command} of the definition of {build.PREVIOUS}: {sent.summary()}")
     sent.check()

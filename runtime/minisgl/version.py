@@ -1,3 +1,3 @@
 """Version of minisgl, in the lowest layer, so that every package can import it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

@@ -16,9 +16,14 @@ def submit_of(**fields: Any) -> Submit:
     return Submit(params=params, constraint=AnswerConstraint(**_take(fields, AnswerConstraint)), **fields)
 
 
+def with_params(submit: Submit, **params: Any) -> Submit:
+    """Return a message with changed fields of `SamplingParams`."""
+    return msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, **params))
+
+
 def without_seed(submit: Submit, seed: int | None = 0) -> Submit:
     """Return a message without its identifier, and with this seed."""
-    return msgspec.structs.replace(submit, id=b"", params=msgspec.structs.replace(submit.params, seed=seed))
+    return with_params(msgspec.structs.replace(submit, id=b""), seed=seed)
 
 
 def generate_of(**fields: Any) -> Generate:

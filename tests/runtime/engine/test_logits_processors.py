@@ -20,6 +20,7 @@ from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.wire.messages import Submit, Thinking
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.constrained import ToyGrammar
+from support.messages import with_params
 from support.numerics.logits_processors import Model, Serving, assert_same, submit
 
 PROMPT = np.random.default_rng(5).integers(3, 500, 11).tolist() * 2
@@ -120,7 +121,7 @@ def test_a_preempted_request_keeps_its_history(
     """Two requests fit together until they grow; then the later one is preempted."""
     engine = start(num_pages=24, max_running=2, max_model_len=64)
     for request in _again(requests):
-        longer = msgspec.structs.replace(request, max_tokens=36, ignore_eos=True)
+        longer = with_params(request, max_tokens=36, ignore_eos=True)
         # A new one each time: a scheduler that has preempted admits more cautiously.
         serving = Serving(engine, max_step_tokens=9, cache=cache)
         answer = serving.answers([submit(range(3, 25), 36, ignore_eos=True), longer])[1]
@@ -132,7 +133,7 @@ def test_an_answer_continues_behind_an_earlier_output(
     start: Callable[..., CpuEngine], model: Model, requests: list[Submit]
 ) -> None:
     """Output of an earlier engine counts as generated; log-probabilities of the prompt are not repeated."""
-    requests = [msgspec.structs.replace(request, ignore_eos=True, stop_token_ids=()) for request in requests]
+    requests = [with_params(request, ignore_eos=True, stop_token_ids=()) for request in requests]
     whole = [model.answer(request) for request in requests]
     resumed = [
         msgspec.structs.replace(request, output=np.array(answer.tokens[:2], np.int32).tobytes())

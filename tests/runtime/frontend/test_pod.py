@@ -145,7 +145,7 @@ def test_life_of_a_frontend_pod(frontend: FrontendPod) -> None:
         "waits_for_files": False,
         "running": 0,
         "waiting": 0,
-        "queue_ms": None,
+        "queue_ms": 0.0,
         "kv_usage": 0.0,
     }
 

@@ -166,7 +166,7 @@ def test_abort_frees_pages_and_status_reports_it(server: tuple[str, ModelCard], 
     request_id = client.submit(1, [1, 2], LONG, ignore_eos=True)
     client.wait_for(lambda m: isinstance(m, Tokens))
     client.send(Abort(request_id))
-    status = client.wait_for(lambda m: isinstance(m, Status) and not m.running and m.prompt_tokens > 0)
+    status = client.wait_for(lambda m: isinstance(m, Status) and not m.running and m.counters.prompt_tokens > 0)
     assert isinstance(status, Status)
     assert (status.running, status.waiting, status.used_pages) == (0, 0, 0)
     assert request_id not in client.finish
@@ -183,7 +183,9 @@ def test_requests_of_a_disconnected_client_end(
         leaving.wait_for(lambda m: isinstance(m, Ack))
     leaving.wait_for(lambda m: isinstance(m, Tokens))
     leaving.socket.close(linger=0)
-    staying.wait_for(lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.prompt_tokens > 0)
+    staying.wait_for(
+        lambda m: isinstance(m, Status) and not m.running and not m.waiting and m.counters.prompt_tokens > 0
+    )
 
 
 def test_an_invalid_message_drops_only_its_sender(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:

@@ -128,7 +128,7 @@ def _default_text(part: inspect.Field) -> str:
     if part.required:
         return ", required"
     default = part.default if part.default_factory is msgspec.NODEFAULT else part.default_factory()
-    return f", {plain(default)!r}"
+    return ", its defaults" if isinstance(default, msgspec.Struct) else f", {default!r}"
 
 
 def _parts(value: msgspec.Struct, path: str, array_like: bool) -> Iterator[tuple[str, Any, str]]:

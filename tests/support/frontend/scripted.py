@@ -20,6 +20,8 @@ from minisgl.wire.sockets import Codec, open_socket
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
     Accepted,
+    CheckConstraints,
+    CheckedConstraints,
     Encode,
     Encoded,
     Finished,
@@ -192,4 +194,6 @@ class ScriptedStack:
             case Encode():
                 words = sum(len((message.content or "").split()) for message in request.messages or ())
                 return [Encoded(id=request.id, tokens=bytes(4 * words), names=[b""] * words)]
+            case CheckConstraints():
+                return [CheckedConstraints(id=request.id, problems=(None,) * len(request.constraints))]
         return ()

@@ -78,15 +78,6 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     whitespace_pattern: Annotated[str | None, supports()] = None
 
 
-class ConstraintFields(msgspec.Struct, kw_only=True):
-    """Constraints under SGLang's names, which all APIs have."""
-
-    json_schema: SchemaOrText | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: DefinitionOrText | None = None
-
-
 class Constraint(msgspec.Struct, frozen=True):
     """The constraint of a request, and the field that asks for it."""
 

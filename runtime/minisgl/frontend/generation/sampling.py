@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.generation.constraints import ConstraintFields
+from minisgl.frontend.generation.constraints import DefinitionOrText, SchemaOrText
 from minisgl.frontend.generation.logit_bias import clamped
 from minisgl.frontend.server.json_body import invalid, truncate
 from minisgl.tokenizer.patterns import PatternError, automaton
@@ -33,27 +34,36 @@ LogitBias = Annotated[
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
-class SamplingFields(ConstraintFields, kw_only=True):
-    """Fields with one name and meaning everywhere. Null is as good as leaving a field out."""
+class SamplerFields(msgspec.Struct, kw_only=True):
+    """Fields with one name and meaning in all APIs. Null is as good as leaving a field out."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
+
+
+class SamplingFields(SamplerFields, kw_only=True):
+    """Fields that OpenAI's chats and completions and SGLang's /generate share."""
+
     n: N | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     stop_regex: Stop | Annotated[list[Stop], Meta(max_length=16)] | None = None
     ignore_eos: bool | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 17)] | None = None
     bad_words: Annotated[list[BadWord], Meta(max_length=128)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     """Accepted without effect: special tokens in a text never have spaces around them."""
+    json_schema: SchemaOrText | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: DefinitionOrText | None = None
 
 
 def check_tops(name: str, tops: int | None, named: str = "logprob_token_ids") -> None:

@@ -3,8 +3,9 @@ checks them, and /openapi.json publishes them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, inspect
@@ -23,6 +24,8 @@ _NO_TRANSFER: Final = "one engine computes both prompt and answer; leave the fie
 
 _SUPPORTED: Final = "supported"
 
+S = TypeVar("S", bound=msgspec.Struct)
+
 
 def supports(*values: Any, problem: str = NOT_YET) -> Meta:
     """Annotate a field of which only `values` and null are supported. `problem`: text of the error for others."""
@@ -38,6 +41,14 @@ Compaction = Annotated[Any, supports(problem=NO_SHORTENING)]
 Thread = Annotated[Any, supports(problem=_STATELESS)]
 Fallbacks = Annotated[Any, supports([], problem=_NO_FALLBACKS)]
 KvTransfer = Annotated[Any, supports({}, problem=_NO_TRANSFER)]
+
+
+def with_fields(name: str, kind: type[S], annotations: Mapping[str, Any]) -> type[S]:
+    """Return the struct under another name, with further optional fields, which are refused or have no effect."""
+    fields = [(field, annotation, None) for field, annotation in annotations.items()]
+    namespace = {"__doc__": kind.__doc__}
+    further: Any = msgspec.defstruct(name, fields, bases=(kind,), namespace=namespace, kw_only=True)
+    return cast(type[S], further)
 
 
 def reject_unsupported(body: msgspec.Struct, path: str = "") -> None:

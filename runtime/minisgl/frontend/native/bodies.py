@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from minisgl.frontend.generation.sampling import Count, CountOrZero, SamplingFields, Seed, TokenId, TopLogprobs
-from minisgl.frontend.generation.unsupported import NO_BEAMS, NO_LORA, supports
+from minisgl.frontend.generation.unsupported import NO_BEAMS, NO_LORA, supports, with_fields
 
 _TEXT_ONLY: Final = "only text is supported"
 _NO_DOCUMENTS: Final = "there is no chat template to render them; write them into the text"
 _MISPLACED: Final = "a field of `sampling_params`, with `text` or `input_ids`; send it there"
-
-NotHere = Annotated[Any, supports(problem=_MISPLACED)]
-NoListHere = Annotated[Any, supports([], problem=_MISPLACED)]
-NoPenaltyHere = Annotated[float | None, supports(0, problem=_MISPLACED)]
 
 
 class NativeSampling(SamplingFields, kw_only=True):
@@ -32,38 +29,7 @@ class NativeSampling(SamplingFields, kw_only=True):
     documents: Annotated[Any, supports([], problem=_NO_DOCUMENTS)] = None
 
 
-class MisplacedFields(msgspec.Struct, kw_only=True):
-    """Fields of `sampling_params` beside it. Accepted are values that ask for nothing, whatever the checkpoint's
-    defaults are."""
-
-    max_new_tokens: NotHere = None
-    min_new_tokens: Annotated[int | None, supports(0, problem=_MISPLACED)] = None
-    temperature: NotHere = None
-    top_p: NotHere = None
-    top_k: NotHere = None
-    min_p: NotHere = None
-    n: Annotated[int | None, supports(1, problem=_MISPLACED)] = None
-    sampling_seed: NotHere = None
-    stop: NoListHere = None
-    stop_token_ids: NoListHere = None
-    stop_regex: NoListHere = None
-    no_stop_trim: Annotated[bool | None, supports(False, problem=_MISPLACED)] = None
-    presence_penalty: NoPenaltyHere = None
-    frequency_penalty: NoPenaltyHere = None
-    repetition_penalty: NotHere = None
-    logit_bias: Annotated[Any, supports({}, problem=_MISPLACED)] = None
-    allowed_token_ids: NotHere = None
-    bad_words: NoListHere = None
-    skip_special_tokens: Annotated[bool | None, supports(True, problem=_MISPLACED)] = None
-    spaces_between_special_tokens: bool | None = None
-    """Accepted without effect, as in `sampling_params`."""
-    json_schema: NotHere = None
-    regex: NotHere = None
-    ebnf: NotHere = None
-    structural_tag: NotHere = None
-
-
-class NativeBody(MisplacedFields, kw_only=True):
+class NativeFields(msgspec.Struct, kw_only=True):
     """POST /generate: `text` or `input_ids` with `sampling_params`, or `prompt` with `max_tokens`."""
 
     rid: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
@@ -93,3 +59,28 @@ class NativeBody(MisplacedFields, kw_only=True):
     prompt: str | None = None
     max_tokens: Count | None = None
     ignore_eos: bool | None = None
+
+
+_NOTHING: Final[Mapping[str, tuple[Any, Any]]] = {
+    **dict.fromkeys(("stop", "stop_token_ids", "stop_regex", "bad_words"), (Any, [])),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (float | None, 0)),
+    "min_new_tokens": (int | None, 0),
+    "n": (int | None, 1),
+    "no_stop_trim": (bool | None, False),
+    "logit_bias": (Any, {}),
+    "skip_special_tokens": (bool | None, True),
+}
+"""Type of fields of `sampling_params`, and the value that asks for nothing, whatever the checkpoint's defaults are."""
+
+
+def _misplaced() -> dict[str, Any]:
+    """Annotations of the fields of `sampling_params`, which are refused beside it unless they ask for nothing."""
+    found: dict[str, Any] = {}
+    for name in sorted({*NativeSampling.__struct_fields__} - {*NativeFields.__struct_fields__}):
+        type_, *nothing = _NOTHING.get(name, (Any,))
+        found[name] = Annotated[type_, supports(*nothing, problem=_MISPLACED)]
+    # Accepted without effect, as in `sampling_params`.
+    return found | {"spaces_between_special_tokens": bool | None}
+
+
+NativeBody: Final = with_fields("NativeBody", NativeFields, _misplaced())

@@ -12,7 +12,7 @@ from minisgl.frontend.generation.prompts import Prompt, parse_prompts
 from minisgl.frontend.generation.request import GenerationRequest, check_choices, check_min_tokens
 from minisgl.frontend.generation.sampling import check_tops, sampling_params, text_options
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.native.bodies import NativeBody, NativeSampling
+from minisgl.frontend.native.bodies import NativeBody, NativeFields, NativeSampling
 from minisgl.frontend.native.responses import NativeFormat
 from minisgl.frontend.server.json_body import invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
@@ -104,7 +104,7 @@ def parse_native(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     )
 
 
-def _reject_other_form(body: NativeBody) -> None:
+def _reject_other_form(body: NativeFields) -> None:
     """Raises ApiError for a field of the other form, which would change the answer."""
     with_prompt = body.prompt is not None
     for name in NOT_WITH_PROMPT if with_prompt else ONLY_WITH_PROMPT:

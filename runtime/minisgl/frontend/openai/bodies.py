@@ -5,7 +5,8 @@ Every optional field may be null. Unknown fields are ignored, and a header of th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +28,7 @@ from minisgl.frontend.generation.unsupported import (
     Prediction,
     Thread,
     supports,
+    with_fields,
 )
 from minisgl.frontend.openai.tools import TOOL_CHOICE_SCHEMA, TOOL_SCHEMA
 
@@ -102,20 +104,21 @@ class Body(SamplingFields, kw_only=True):
     return_hidden_states: Annotated[bool | None, supports(False)] = None
     no_stop_trim: Annotated[bool | None, supports(False, problem=_STOP_IN_OUTPUT)] = None
     context_management: Annotated[Any, supports([], {}, problem=NO_SHORTENING)] = None
-    prediction: Prediction = None
-    moderation: Moderation = None
-    compaction: Compaction = None
-    thread: Thread = None
-    fallbacks: Fallbacks = None
-    kv_transfer_params: KvTransfer = None
 
+
+_OF_SERVICES: Final[Mapping[str, Any]] = {
+    "prediction": Prediction,
+    "moderation": Moderation,
+    "compaction": Compaction,
+    "thread": Thread,
+    "fallbacks": Fallbacks,
+    "kv_transfer_params": KvTransfer,
     # Accepted without effect.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    "metadata": dict[str, Any] | None,
+    "store": bool | None,
+    **dict.fromkeys(("user", "service_tier", "safety_identifier", "prompt_cache_key"), str | None),
+}
+"""Fields of chats and completions that ask a service for more than an answer."""
 
 
 class ContentPart(msgspec.Struct):
@@ -188,19 +191,29 @@ class ChatFields(Body, kw_only=True):
     web_search_options: Unsupported = None
 
 
-class ChatBody(ChatFields, kw_only=True):
+class _Chat(ChatFields, kw_only=True):
     """POST /v1/chat/completions"""
 
     messages: Messages
 
 
-class ChatBatchBody(ChatFields, kw_only=True):
+ChatBody: Final = with_fields("ChatBody", _Chat, _OF_SERVICES)
+
+
+class _ChatBatch(ChatFields, kw_only=True):
     """POST /v1/chat/completions/batch: several conversations, each with choices of its own."""
 
     messages: Annotated[list[Messages], Meta(min_length=1, max_length=MAX_PROMPTS)]
 
 
-class CompletionBody(Body, kw_only=True):
+ChatBatchBody: Final = with_fields("ChatBatchBody", _ChatBatch, _OF_SERVICES)
+
+
+def _only_in_chats(type_: Any, *values: Any) -> Any:
+    return Annotated[type_, supports(*values, problem=_ONLY_IN_CHATS)]
+
+
+class CompletionFields(Body, kw_only=True):
     """POST /v1/completions"""
 
     prompt: str | list[Any]
@@ -209,33 +222,34 @@ class CompletionBody(Body, kw_only=True):
     suffix: Annotated[str | None, supports("")] = None
     prompt_embeds: Annotated[Any, supports([], problem=_NO_EMBEDDINGS)] = None
 
-    # Fields of chats. Accepted are values that ask for what a completion does anyway.
-    messages: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
-    max_completion_tokens: Annotated[Any, supports(problem="a field of chats; use `max_tokens`")] = None
-    top_logprobs: Annotated[int | None, supports(0, problem="a field of chats; use `logprobs`")] = None
-    tools: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
-    tool_choice: Annotated[Any, supports("none", "auto", problem=_ONLY_IN_CHATS)] = None
-    parallel_tool_calls: bool | None = None
-    """Without tools, both values ask for nothing."""
-    reasoning_effort: Annotated[Any, supports(problem=_ONLY_IN_CHATS)] = None
-    enable_thinking: Annotated[Any, supports(problem=_ONLY_IN_CHATS)] = None
-    thinking_token_budget: Annotated[int | None, supports(-1, problem=_ONLY_IN_CHATS)] = None
-    thinking_budget: Annotated[int | None, supports(-1, problem=_ONLY_IN_CHATS)] = None
-    separate_reasoning: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
-    include_reasoning: Annotated[bool | None, supports(True, problem=_ONLY_IN_CHATS)] = None
-    stream_reasoning: Annotated[bool | None, supports(True, problem=_ONLY_IN_CHATS)] = None
-    chat_template: Unsupported = None
-    chat_template_kwargs: Annotated[Any, supports({}, problem=_ONLY_IN_CHATS)] = None
-    documents: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
-    add_generation_prompt: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
-    continue_final_message: Annotated[bool | None, supports(False, problem=_ONLY_IN_CHATS)] = None
-    prompt_token_ids: Annotated[Any, supports([], problem="not supported; send the token ids as `prompt`")] = None
-    functions: Annotated[Any, supports([], problem=_ONLY_IN_CHATS)] = None
-    function_call: Annotated[Any, supports("none", "auto", problem=_ONLY_IN_CHATS)] = None
-    verbosity: Annotated[str | None, supports("medium", problem=_NO_VERBOSITY)] = None
-    modalities: Annotated[Any, supports(["text"], problem="only text is supported")] = None
-    audio: Unsupported = None
-    web_search_options: Unsupported = None
+
+_IN_CHATS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("messages", "tools", "documents", "functions"), _only_in_chats(Any, [])),
+    **dict.fromkeys(("tool_choice", "function_call"), _only_in_chats(Any, "none", "auto")),
+    **dict.fromkeys(("reasoning_effort", "enable_thinking"), _only_in_chats(Any)),
+    **dict.fromkeys(("thinking_token_budget", "thinking_budget"), _only_in_chats(int | None, -1)),
+    **dict.fromkeys(("include_reasoning", "stream_reasoning"), _only_in_chats(bool | None, True)),
+    **dict.fromkeys(
+        ("separate_reasoning", "add_generation_prompt", "continue_final_message"), _only_in_chats(bool | None, False)
+    ),
+    "chat_template_kwargs": _only_in_chats(Any, {}),
+    "max_completion_tokens": Annotated[Any, supports(problem="a field of chats; use `max_tokens`")],
+    "top_logprobs": Annotated[int | None, supports(0, problem="a field of chats; use `logprobs`")],
+    "prompt_token_ids": Annotated[Any, supports([], problem="not supported; send the token ids as `prompt`")],
+    "modalities": Annotated[Any, supports(["text"], problem="only text is supported")],
+    # Without tools, both values ask for nothing.
+    "parallel_tool_calls": bool | None,
+}
+"""Fields of chats of which a completion accepts values that ask for what it does anyway; its others are as in chats."""
+
+
+def _chat_fields() -> dict[str, Any]:
+    known = get_type_hints(ChatBody, include_extras=True)
+    others = [name for name in ChatBody.__struct_fields__ if name not in CompletionFields.__struct_fields__]
+    return {name: _IN_CHATS.get(name, known[name]) for name in others}
+
+
+CompletionBody: Final = with_fields("CompletionBody", CompletionFields, _chat_fields())
 
 
 class Invocation(msgspec.Struct, kw_only=True):

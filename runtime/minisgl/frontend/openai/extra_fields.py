@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
-import msgspec
 from msgspec import Meta
 
-from minisgl.frontend.generation.sampling import Penalty, Seed
+from minisgl.frontend.generation.sampling import SamplerFields, Seed
 from minisgl.frontend.generation.unsupported import (
     Compaction,
     Fallbacks,
@@ -28,15 +27,8 @@ _WITHOUT_EFFECT: Final = frozenset(
 """Fields of chats that may be ignored elsewhere."""
 
 
-class ExtraFields(msgspec.Struct, kw_only=True):
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+class ExtraFields(SamplerFields, kw_only=True):
     seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.001, le=100)] | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
