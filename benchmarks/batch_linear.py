@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from graph_timing import microseconds
-from minisgl.kernels.activation_triton import silu_and_mul_cuda
-from minisgl.kernels.batch_linear_gluon import Tile, batch_linear
-from minisgl.kernels.norm_triton import rms_norm_cuda
+from minisgl.kernels.linear.dense_split_k_gluon import Tile, batch_linear
+from minisgl.kernels.pointwise.activation_triton import silu_and_mul_cuda
+from minisgl.kernels.pointwise.norm_triton import rms_norm_cuda
 
 ROWS = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 SHAPES = {

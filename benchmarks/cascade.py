@@ -25,8 +25,8 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.cascade_backend import CascadeDecode
-from minisgl.kernels import cascade_triton
-from minisgl.kernels.stored_kv import UNSCALED
+from minisgl.kernels.attention import cascade_decode_triton
+from minisgl.kernels.attention.stored_kv import UNSCALED
 from minisgl.wire.shared_prefixes import SharedPrefix
 
 PAGE = 64
@@ -155,7 +155,7 @@ class Batch:
         parts = torch.empty(8, *self.q.shape, dtype=self.q.dtype, device="cuda")
 
         def run(layer: int) -> None:
-            cascade_triton._shared[(tiles * self.kv_heads * settings.splits,)](
+            cascade_decode_triton._shared[(tiles * self.kv_heads * settings.splits,)](
                 self.q, self.kv.keys[layer], self.kv.values[layer], self.table, counts, device_table, parts, self.sums,
                 self.rows, self.table.stride(0), self.scale, KV_HEADS=self.kv_heads, GROUP=self.group, TILE_ROWS=rows,
                 HEAD_DIM=HEAD_DIM, PAGE=PAGE, BLOCK=settings.block, TILE=settings.vectors, PDL=False,
@@ -171,7 +171,7 @@ class Batch:
         self.sums.normal_()
 
         def run(layer: int) -> None:
-            cascade_triton._own[(self.kv_heads, self.rows)](
+            cascade_decode_triton._own[(self.kv_heads, self.rows)](
                 self.q, self.kv.keys[layer], self.kv.values[layer], self.table, self.lengths, prefix_pages,
                 counts, parts, self.sums, self.out, self.rows, self.table.stride(0), self.scale,
                 KV_HEADS=self.kv_heads, GROUP=self.group, HEAD_DIM=HEAD_DIM, PAGE=PAGE, BLOCK=settings.block,

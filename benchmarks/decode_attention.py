@@ -23,8 +23,8 @@ from minisgl.attention import xqa_backend
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.balanced_decode_gluon import Settings
-from minisgl.kernels.stored_kv import FP8, UNSCALED
+from minisgl.kernels.attention.stored_kv import FP8, UNSCALED
+from minisgl.kernels.attention.stream_k_decode_gluon import Settings
 
 PAGE = 64
 SHAPES = {

@@ -32,11 +32,12 @@ from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.roofline import hardware_of
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels import dependent_launch_triton, skinny_linear_triton
-from minisgl.kernels.norm import add_rms_norm
-from minisgl.kernels.rotary import rotate_and_store
-from minisgl.kernels.rotation import Rotation
-from minisgl.kernels.stored_kv import UNSCALED
+from minisgl.kernels.attention.rotary import rotate_and_store
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.stored_kv import UNSCALED
+from minisgl.kernels.launch import dependent_launch_triton
+from minisgl.kernels.linear import dense_skinny_triton
+from minisgl.kernels.pointwise.norm import add_rms_norm
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm
@@ -141,7 +142,7 @@ def plain_launches() -> Iterator[None]:
 
 @contextmanager
 def in_parts() -> Iterator[None]:
-    with mock.patch.object(skinny_linear_triton, "fits_normed", lambda x, weight: False):
+    with mock.patch.object(dense_skinny_triton, "fits_normed", lambda x, weight: False):
         yield
 
 
@@ -298,7 +299,7 @@ def tune(models: dict[str, Decoder], bandwidth: float) -> None:
                 for block_n, block_k, warps in dict.fromkeys(TILES)
                 if block_n * weight_rows * inputs // (64 * warps) <= MAX_REGISTERS
             }
-            with mock.patch.object(skinny_linear_triton, "_vector_tile", chosen_tile):
+            with mock.patch.object(dense_skinny_triton, "_vector_tile", chosen_tile):
                 compile_all([partial(each, 0) for each in tiled.values()])
                 times = {name: microseconds(each, len(model.layers)) for name, each in tiled.items()}
             best = sorted(times, key=times.__getitem__)[:7]

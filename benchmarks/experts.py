@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.experts_rows_gluon import run_experts_rows
-from minisgl.kernels.experts_triton import Scales, Tiles, choose_tiles, run_chosen, weighted_sum
-from minisgl.kernels.experts_vector_gluon import run_experts_vector
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
-from minisgl.kernels.int4_experts_vector_gluon import run_int4_experts_vector
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
+from minisgl.kernels.experts.gemv_dense_gluon import run_experts_vector
+from minisgl.kernels.experts.gemv_int4_gluon import run_int4_experts_vector
+from minisgl.kernels.experts.grouped_gemm_triton import Scales, Tiles, choose_tiles, run_chosen, weighted_sum
+from minisgl.kernels.experts.skinny_gluon import run_experts_rows
+from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, pack_scales
+from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.fp8 import Fp8Weight

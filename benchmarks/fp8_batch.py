@@ -16,10 +16,10 @@ from functools import partial
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, share, shares, takes_batch
-from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
-from minisgl.kernels.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
-from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.kernels.linear.fp8_persistent_gluon import Share, fp8_batch, multiprocessors, share, shares, takes_batch
+from minisgl.kernels.linear.fp8_skinny_gluon import fp8_linear, fp8_tile
+from minisgl.kernels.pointwise.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 from minisgl.layers.weights.fp8 import Fp8Weight, quantize_channels
 
 SHAPES = {

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.fp8_linear_gluon import fp8_linear, fp8_tile
-from minisgl.kernels.fp8_row_gluon import RowTile, fp8_row, normed_fp8_row, row_tile
-from minisgl.kernels.fp8_rows import BLOCK
-from minisgl.kernels.fp8_rows_triton import rms_norm_fp8, silu_and_mul_fp8
-from minisgl.kernels.quantize_rows import quantize_rows
-from minisgl.kernels.skinny_linear_triton import normed_linear, skinny_linear
+from minisgl.kernels.linear.dense_skinny_triton import normed_linear, skinny_linear
+from minisgl.kernels.linear.fp8_gemv_gluon import RowTile, fp8_row, normed_fp8_row, row_tile
+from minisgl.kernels.linear.fp8_skinny_gluon import fp8_linear, fp8_tile
+from minisgl.kernels.pointwise.fp8_rows import BLOCK
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
+from minisgl.kernels.pointwise.quantize_rows_triton import rms_norm_fp8, silu_and_mul_fp8
 from minisgl.layers.activation import silu_and_mul
 
 HIDDEN, QKV, HEADS, INNER, EPS = 5120, 7168, 5120, 17408, 1e-6

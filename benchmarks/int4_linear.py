@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from graph_timing import microseconds
-from minisgl.kernels.int4_batch_gluon import BatchTile
-from minisgl.kernels.int4_row_gluon import RowTile
-from minisgl.kernels.int4_spans_gluon import SpansTile
-from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear, int4_tile, spans_tile
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, pack_scales
+from minisgl.kernels.linear.int4_choose import Int4Tile, int4_gated, int4_linear, int4_tile, spans_tile
+from minisgl.kernels.linear.int4_gemv_gluon import RowTile
+from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, pack_scales
+from minisgl.kernels.linear.int4_split_k_gluon import BatchTile
+from minisgl.kernels.linear.int4_stream_k_gluon import SpansTile
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.int4 import Int4Weight
 

@@ -17,10 +17,10 @@ from cached_launch import CachedLaunch
 from decode_kernels import StoreOnly
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.activation_triton import _silu_and_mul
-from minisgl.kernels.dependent_launch_triton import dependent_launch
-from minisgl.kernels.rotary import rotate_and_store
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotary import rotate_and_store
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
+from minisgl.kernels.pointwise.activation_triton import _silu_and_mul
 from minisgl.layers.activation import silu_and_mul
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, FeedForward

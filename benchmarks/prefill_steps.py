@@ -28,9 +28,9 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
-from minisgl.kernels.compile_log import CompileLog
-from minisgl.kernels.preload import Preload
-from minisgl.kernels.stored_kv import UNSCALED
+from minisgl.kernels.attention.stored_kv import UNSCALED
+from minisgl.kernels.compile.compile_log import CompileLog
+from minisgl.kernels.compile.preload import Preload
 from minisgl.wire.plan import StepPlan
 
 MODELS = ("qwen3-0.6b", "qwen3-14b")

@@ -18,10 +18,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from graph_timing import microseconds
 from minisgl.bench.roofline import hardware_of
-from minisgl.kernels.resample import resample
-from minisgl.kernels.resample_triton import Workspace, report_cuda
-from minisgl.kernels.sample import sample
-from minisgl.kernels.sampling_rows import Samples
+from minisgl.kernels.sampling.resample import resample
+from minisgl.kernels.sampling.resample_triton import Workspace, report_cuda
+from minisgl.kernels.sampling.sample import sample
+from minisgl.kernels.sampling.sampling_rows import Samples
 from support.kernels.resampling import Row, flat, make_batch, peaked
 
 VOCABULARY = 151_936

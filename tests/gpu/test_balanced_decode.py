@@ -16,8 +16,8 @@ from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.engine.engine import create_engine
-from minisgl.kernels.quantize_rows import quantize_rows
-from minisgl.kernels.stored_kv import FP8
+from minisgl.kernels.attention.stored_kv import FP8
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 from minisgl.wire.plan import StepPlan
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.sizes import sized, sized_device

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.batch_linear_gluon import Tile, batch_linear
-from minisgl.kernels.norm import add_rms_norm
+from minisgl.kernels.linear.dense_split_k_gluon import Tile, batch_linear
+from minisgl.kernels.pointwise.norm import add_rms_norm
 from support.kernels.decode_kernels import assert_close, draw, poisoned_outputs
 
 CUDA = torch.device("cuda")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.kernels import split_decode_triton
-from minisgl.kernels.norm import add_rms_norm
-from minisgl.kernels.rotary import rotate_and_store
-from minisgl.kernels.rotation import Rotation
-from minisgl.kernels.skinny_linear_triton import normed_linear, skinny_linear
+from minisgl.kernels.attention import split_kv_decode_triton
+from minisgl.kernels.attention.rotary import rotate_and_store
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.linear.dense_skinny_triton import normed_linear, skinny_linear
+from minisgl.kernels.pointwise.norm import add_rms_norm
 from support.kernels.decode_kernels import (
     CASES,
     check_normed_linear,
@@ -218,7 +218,7 @@ def test_layers_with_attention_in_a_graph_equal_layers_with_waits(rows: int) -> 
     lengths = torch.full((rows,), length, dtype=torch.int32, device=CUDA)
     slots = torch.arange(rows, dtype=torch.int32, device=CUDA)
     keys, values = (pool.clone() for pool in history)
-    sums = torch.empty(rows, q_heads, split_decode_triton.SPLITS, device=CUDA)
+    sums = torch.empty(rows, q_heads, split_kv_decode_triton.SPLITS, device=CUDA)
     parts = torch.empty(*sums.shape, head_dim, device=CUDA)
 
     def chain(*, wait: bool) -> torch.Tensor:
@@ -233,8 +233,8 @@ def test_layers_with_attention_in_a_graph_equal_layers_with_waits(rows: int) -> 
                 torch.cuda.synchronize()
             q, k, v = qkv.view(rows, -1, head_dim).split([q_heads, kv_heads, kv_heads], dim=1)
             out = torch.empty(q.shape, dtype=dtype, device=CUDA)
-            new = split_decode_triton.NewTokens(k, v, Rotation(cos_sin, gain[:head_dim], gain[64:128], 1e-6))
-            split_decode_triton.split_decode(
+            new = split_kv_decode_triton.NewTokens(k, v, Rotation(cos_sin, gain[:head_dim], gain[64:128], 1e-6))
+            split_kv_decode_triton.split_decode(
                 q, keys[layer], values[layer], table, slots, lengths, parts, sums, out, scale=0.2, new=new
             )
             if wait:

@@ -6,15 +6,10 @@ import pytest
 import torch
 
 import support.kernels.experts
-from minisgl.kernels import (
-    dependent_launch_triton,
-    experts_rows_gluon,
-    experts_vector_gluon,
-    fp8_experts_vector_gluon,
-    int4_experts_vector_gluon,
-)
-from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
-from minisgl.kernels.experts_triton import MAX_TOKENS, fits
+from minisgl.kernels.experts import gemv_dense_gluon, gemv_fp8_gluon, gemv_int4_gluon, skinny_gluon
+from minisgl.kernels.experts.grouped_gemm_triton import MAX_TOKENS, fits
+from minisgl.kernels.launch import dependent_launch_triton
+from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.weights.dense import DenseWeight
@@ -112,7 +107,7 @@ def test_other_activations_use_the_fallback() -> None:
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("tokens", range(1, experts_vector_gluon.MAX_TOKENS + 1))
+@pytest.mark.parametrize("tokens", range(1, gemv_dense_gluon.MAX_TOKENS + 1))
 @pytest.mark.parametrize(
     ("sizes", "dtype"), [*((sizes, torch.bfloat16) for sizes in SIZES.values()), (FEW, torch.float16)], ids=str
 )
@@ -122,7 +117,7 @@ def test_selection_and_experts_in_one_launch(sizes: Sizes, tokens: int, renormal
     # Some of them are equal.
     logits = (2 * logits).round(decimals=1).to(dtype)
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-    assert experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width)
+    assert gemv_dense_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width)
     ours = mixture(
         x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, sizes.top_k, renormalize=renormalize
     )
@@ -134,7 +129,7 @@ def test_selection_and_experts_of_30b_a3b_in_one_launch(renormalize: bool) -> No
     x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
     logits = torch.randn(1, 128, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
     shares, experts = route(logits, 8, renormalize=renormalize)
-    assert experts_vector_gluon.fits(x, 128, 8, QWEN3_30B.width)
+    assert gemv_dense_gluon.fits(x, 128, 8, QWEN3_30B.width)
     ours = mixture(x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, 8, renormalize=renormalize)
     check(ours, x, shares, experts, gate_up, down)
 
@@ -165,7 +160,7 @@ def test_experts_in_fp8(name: str, tokens: int, renormalize: bool) -> None:
     logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     logits = logits.bfloat16()
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-    assert fp8_experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
+    assert gemv_fp8_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
     with poisoned_outputs():
         ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
     dense = [each.dequantized(torch.float32) for each in stored]
@@ -185,7 +180,7 @@ def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: b
     logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     logits = logits.bfloat16()
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-    assert int4_experts_vector_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
+    assert gemv_int4_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
     with poisoned_outputs():
         ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
     dense = [exact_int4(each) for each in stored]
@@ -213,7 +208,7 @@ def test_all_tokens_may_select_the_same_quantized_experts(weights: str, tokens: 
     stored, dense = stored_as(weights, gate_up, down)
     chosen = torch.tensor([[15, 3, 9, 0, 5, 14, 1, 2]], dtype=torch.int32, device="cuda").repeat(tokens, 1)
     shares = torch.full(chosen.shape, 0.125, device="cuda", dtype=torch.bfloat16)
-    assert experts_rows_gluon.fits(x, stored[1].values, CROWDED.top_k)
+    assert skinny_gluon.fits(x, stored[1].values, CROWDED.top_k)
     with poisoned_outputs():
         ours = run_experts(x, shares, chosen, *stored, silu_and_mul)
     expected = by_plain_torch(torch.double, x, shares, chosen, *dense)
@@ -244,7 +239,7 @@ def test_every_fp8_number_is_right_in_experts() -> None:
     x = torch.ones(count, 128, device="cuda", dtype=torch.bfloat16)
     chosen = torch.arange(count, dtype=torch.int32, device="cuda")[:, None]
     shares = torch.ones(count, 1, device="cuda", dtype=torch.bfloat16)
-    assert experts_rows_gluon.fits(x, down.values, 1)
+    assert skinny_gluon.fits(x, down.values, 1)
     ours = run_experts(x, shares, chosen, gate_up, down, silu_and_mul)
     dense = gate_up.dequantized(torch.float32), down.dequantized(torch.float32)
     expected = by_plain_torch(torch.double, x, shares, chosen, *dense)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels import dependent_launch_triton
-from minisgl.kernels.fp8_batch_gluon import Share, fp8_batch, multiprocessors, share
-from minisgl.kernels.fp8_linear_gluon import Tile, fp8_linear, fp8_tile
-from minisgl.kernels.fp8_row_gluon import fits_row, fp8_row, normed_fp8_row
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, Fp8Rows, dequantize_rows
-from minisgl.kernels.fp8_rows_triton import rms_norm_fp8, silu_and_mul_fp8
-from minisgl.kernels.norm_triton import rms_norm_cuda
-from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.kernels.launch import dependent_launch_triton
+from minisgl.kernels.linear.fp8_gemv_gluon import fits_row, fp8_row, normed_fp8_row
+from minisgl.kernels.linear.fp8_persistent_gluon import Share, fp8_batch, multiprocessors, share
+from minisgl.kernels.linear.fp8_skinny_gluon import Tile, fp8_linear, fp8_tile
+from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, Fp8Rows, dequantize_rows
+from minisgl.kernels.pointwise.norm_triton import rms_norm_cuda
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
+from minisgl.kernels.pointwise.quantize_rows_triton import rms_norm_fp8, silu_and_mul_fp8
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.models.config import ModelConfig

@@ -15,7 +15,7 @@ from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from minisgl.kernels.stored_kv import FP8
+from minisgl.kernels.attention.stored_kv import FP8
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.kernels.decode_kernels import check_rotate_and_store, check_rotated_split_decode, check_split_decode
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape

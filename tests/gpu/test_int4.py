@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.int4_batch_gluon import BatchTile
-from minisgl.kernels.int4_dequantize_triton import dequantize_words_cuda
-from minisgl.kernels.int4_row_gluon import RowTile
-from minisgl.kernels.int4_spans_gluon import SpansTile
-from minisgl.kernels.int4_tiles import Int4Tile, int4_gated, int4_linear
-from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
+from minisgl.kernels.linear.int4_choose import Int4Tile, int4_gated, int4_linear
+from minisgl.kernels.linear.int4_dequantize_triton import dequantize_words_cuda
+from minisgl.kernels.linear.int4_gemv_gluon import RowTile
+from minisgl.kernels.linear.int4_packed import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
+from minisgl.kernels.linear.int4_split_k_gluon import BatchTile
+from minisgl.kernels.linear.int4_stream_k_gluon import SpansTile
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.toy.tiny import write_tiny_checkpoint

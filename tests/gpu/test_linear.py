@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.kernels.skinny_linear_triton import MAX_ROWS, fits
+from minisgl.kernels.linear.dense_skinny_triton import MAX_ROWS, fits
 from minisgl.layers.weights.dense import DenseWeight
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.kernels.norm import add_rms_norm
+from minisgl.kernels.pointwise.norm import add_rms_norm
 from minisgl.layers.activation import silu_and_mul
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

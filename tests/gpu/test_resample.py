@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minisgl.kernels.resample_triton import Workspace, report_cuda, resample_cuda
+from minisgl.kernels.sampling.resample_triton import Workspace, report_cuda, resample_cuda
 from support.kernels.interpreted_resampling import CASES
 from support.kernels.resampling import Row, expected_tokens, flat, make_batch, peaked
 

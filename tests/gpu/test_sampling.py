@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from minisgl.kernels.sample import sample
-from minisgl.kernels.sampling_rows import SamplingRows
-from minisgl.kernels.step_inputs import step_inputs
+from minisgl.kernels.pointwise.step_inputs import step_inputs
+from minisgl.kernels.sampling.sample import sample
+from minisgl.kernels.sampling.sampling_rows import SamplingRows
 from support.kernels.sampling import sampling_rows
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as hf
 
-from minisgl.kernels.random_bits import gumbel_noise, random_bits, row_keys
-from minisgl.kernels.resample_triton import Workspace, resample_cuda
+from minisgl.kernels.sampling.random_bits import gumbel_noise, random_bits, row_keys
+from minisgl.kernels.sampling.resample_triton import Workspace, resample_cuda
 from support.kernels.resampling import EDGE, Batch, Row, flat, make_batch, peaked
 
 VOCABULARY = 20_011

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from minisgl.kernels.flashinfer_setup import KERNELS_DIR
-from minisgl.kernels.triton_cache import SUBFOLDER
+from minisgl.kernels.compile.flashinfer_setup import KERNELS_DIR
+from minisgl.kernels.compile.triton_cache import SUBFOLDER
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Decode attention of many rows of different lengths: see `kernels/balanced_decode_gluon.py`."""
+"""Decode attention of many rows of different lengths: see `kernels/attention/stream_k_decode_gluon.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.fp8_rows import BLOCK
+from minisgl.kernels.pointwise.fp8_rows import BLOCK
 
 FEWEST_ROWS: Final = 9
 """Below this number most rows are split many times, and kernels with a fixed number of programs per row are as fast.
@@ -48,7 +48,7 @@ class BalancedDecode:
     name = "balanced"
 
     def __init__(self, shape: AttentionShape, few: DecodeBackend | None) -> None:
-        from minisgl.kernels import balanced_decode_gluon as kernels
+        from minisgl.kernels.attention import stream_k_decode_gluon as kernels
 
         block = math.gcd(shape.page_size, min(_BLOCK, _BLOCK_ELEMENTS // shape.head_dim))
         stages = _PROGRAM_BYTES // (2 * block * shape.head_dim * shape.stored_dtype.itemsize)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from minisgl.attention.cascade import CascadeTables
-from minisgl.kernels.fp8_rows import E4M3_NAN
-from minisgl.kernels.stored_kv import FP8, KVScales
+from minisgl.kernels.attention.stored_kv import FP8, KVScales
+from minisgl.kernels.pointwise.fp8_rows import E4M3_NAN
 from minisgl.wire.plan import EMPTY, IntArray
 
 

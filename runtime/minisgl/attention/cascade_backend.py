@@ -1,4 +1,4 @@
-"""Decode attention that reads shared pages once, see `kernels/cascade_triton.py`."""
+"""Decode attention that reads shared pages once, see `kernels/attention/cascade_decode_triton.py`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CascadeDecode:
 
     def __init__(self, shape: AttentionShape, max_rows: int) -> None:
         """`max_rows`: rows of the largest batch."""
-        from minisgl.kernels.cascade_triton import cascade_decode
+        from minisgl.kernels.attention.cascade_decode_triton import cascade_decode
 
         self._run = cascade_decode
         properties = torch.cuda.get_device_properties(shape.device)

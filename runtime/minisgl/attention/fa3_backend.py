@@ -15,9 +15,9 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.fa3 import attend_segments, load_fa3
-from minisgl.kernels.gather_keys import gather_keys, locate_keys
-from minisgl.kernels.key_rows import GUARD, KeyRows
+from minisgl.kernels.attention.fa3 import attend_segments, load_fa3
+from minisgl.kernels.attention.gather_keys import gather_keys, locate_keys
+from minisgl.kernels.attention.key_rows import GUARD, KeyRows
 from minisgl.wire.plan import IntArray
 
 _LEAST_KEYS: Final = 32_768

@@ -14,8 +14,8 @@ import torch
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.flashinfer_kernels import PagedPrefillKernel
-from minisgl.kernels.flashinfer_setup import load_flashinfer, why_not_flashinfer
+from minisgl.kernels.compile.flashinfer_kernels import PagedPrefillKernel
+from minisgl.kernels.compile.flashinfer_setup import load_flashinfer, why_not_flashinfer
 from minisgl.wire.plan import IntArray
 
 _WORKSPACE_BYTES = 128 << 20

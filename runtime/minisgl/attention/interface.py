@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from minisgl.kernels.fp8_rows import Fp8Rows
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
 
 
 class Attention(Protocol):

@@ -11,9 +11,9 @@ from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.split_backend import MOST_ROWS, SplitDecode
-from minisgl.kernels.fp8_rows import Fp8Rows, new_fp8_rows
-from minisgl.kernels.rotary import rotate_and_store
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotary import rotate_and_store
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows, new_fp8_rows
 from minisgl.wire.plan import IntArray
 
 MANY_PROMPT_TOKENS: Final = 4096

@@ -1,4 +1,4 @@
-"""Decode attention of very few rows, see `kernels/split_decode_triton.py`."""
+"""Decode attention of very few rows, see `kernels/attention/split_kv_decode_triton.py`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotation import Rotation
 from minisgl.wire.plan import IntArray
 
 if TYPE_CHECKING:
-    from minisgl.kernels.split_decode_triton import NewTokens
+    from minisgl.kernels.attention.split_kv_decode_triton import NewTokens
 
 MOST_ROWS: Final = 4
 """Above this number, kernels that split contexts less also occupy the whole GPU."""
@@ -48,7 +48,7 @@ class SplitDecode:
 
     def __init__(self, shape: AttentionShape, many: DecodeBackend, long: LongContexts | None = None) -> None:
         """`long`: backend of batches that are `is_long`; None: there are none."""
-        from minisgl.kernels import split_decode_triton as kernels
+        from minisgl.kernels.attention import split_kv_decode_triton as kernels
 
         self.name = many.name
         self.long = None if long is None else long.backend

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.stored_kv import take
+from minisgl.kernels.attention.stored_kv import take
 
 _GATHER_ELEMENTS = 1 << 24
 """Most elements of the gathered keys of a group of decode rows (64 MiB in float32)."""

@@ -10,8 +10,8 @@ import torch
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.flashinfer_backend import workspace
-from minisgl.kernels.flashinfer_kernels import XqaKernel
-from minisgl.kernels.flashinfer_setup import load_flashinfer, why_not_flashinfer
+from minisgl.kernels.compile.flashinfer_kernels import XqaKernel
+from minisgl.kernels.compile.flashinfer_setup import load_flashinfer, why_not_flashinfer
 
 _PAGE_SIZES = (16, 32, 64, 128)
 

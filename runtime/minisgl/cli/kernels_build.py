@@ -17,7 +17,7 @@ from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.flags.arguments import add_options, integer
 
 if TYPE_CHECKING:
-    from minisgl.kernels.flashinfer_kernels import FlashInferKernel
+    from minisgl.kernels.compile.flashinfer_kernels import FlashInferKernel
     from minisgl.models.config import ModelConfig
 
 
@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(kernel.name for kernel in flashinfer))
         return 0
     from minisgl.engine.start.rehearsal import rehearse
+    from minisgl.kernels.build.errors import KernelBuildError
     from minisgl.kernels.build.flashinfer import build
     from minisgl.kernels.build.triton import Architecture, Launches, check_c_compiler
-    from minisgl.kernels.errors import KernelBuildError
-    from minisgl.kernels.flashinfer_setup import KERNELS_DIR
+    from minisgl.kernels.compile.flashinfer_setup import KERNELS_DIR
 
     out = args.out or os.environ.get(KERNELS_DIR)
     if out is None:
@@ -124,7 +124,7 @@ def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int
     """Kernels of flashinfer for models, each with its number of ranks."""
     import torch
 
-    from minisgl.kernels.flashinfer_kernels import HeadShape, kernels_of
+    from minisgl.kernels.compile.flashinfer_kernels import HeadShape, kernels_of
 
     shapes = [
         HeadShape(

@@ -21,7 +21,7 @@ from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.logits_processors import StepProcessors
 from minisgl.engine.runner import PlainSample, Runner, StepTensors
 from minisgl.engine.step_guard import StepGuard
-from minisgl.kernels.processor_tables import ProcessorTables
+from minisgl.kernels.sampling.processor_tables import ProcessorTables
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 _RING: Final = 4

@@ -32,9 +32,9 @@ from minisgl.engine.start.dummy_steps import StepLimits, run_eagerly, step_limit
 from minisgl.engine.start.profile_memory import measure_step
 from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
 from minisgl.engine.tables import Tables
-from minisgl.kernels.compile_log import CompileLog
-from minisgl.kernels.preload import Preload
-from minisgl.kernels.stored_kv import FP8, KVScales
+from minisgl.kernels.attention.stored_kv import FP8, KVScales
+from minisgl.kernels.compile.compile_log import CompileLog
+from minisgl.kernels.compile.preload import Preload
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder

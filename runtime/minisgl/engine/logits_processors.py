@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from minisgl.kernels import sampling_rows as columns
+from minisgl.kernels.sampling import sampling_rows as columns
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
 from minisgl.wire.plan import (
     EMPTY,

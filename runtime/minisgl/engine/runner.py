@@ -16,8 +16,8 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
-from minisgl.kernels.step_inputs import step_inputs
-from minisgl.kernels.stored_kv import FP8
+from minisgl.kernels.attention.stored_kv import FP8
+from minisgl.kernels.pointwise.step_inputs import step_inputs
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import StepPlan

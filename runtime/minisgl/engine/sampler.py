@@ -11,16 +11,16 @@ from minisgl.engine.batch import DeviceStep
 from minisgl.engine.logits_processors import MANY_TOPS, DeviceChanges, StepProcessors
 from minisgl.engine.logprobs import PROMPT_CHUNK, report
 from minisgl.engine.tables import Tables
-from minisgl.kernels.processor_tables import ProcessorTables
-from minisgl.kernels.resample import resample
-from minisgl.kernels.sample import sample
-from minisgl.kernels.sampling_rows import Samples
+from minisgl.kernels.sampling.processor_tables import ProcessorTables
+from minisgl.kernels.sampling.resample import resample
+from minisgl.kernels.sampling.sample import sample
+from minisgl.kernels.sampling.sampling_rows import Samples
 
 
 def sampling_bytes(rows: int, vocab_size: int, ranks: int, itemsize: int) -> int:
     """Device memory for sampling: the tables of filters and logits processors, the workspace, and temporaries of a step
     whose `rows` need all of it. `itemsize`: bytes of a logit."""
-    from minisgl.kernels.resample_triton import Workspace
+    from minisgl.kernels.sampling.resample_triton import Workspace
 
     tables = ProcessorTables.num_bytes(rows + 1, vocab_size) + Workspace.num_bytes(rows, vocab_size)
     uploaded_masks = 4 * rows * -(-vocab_size // 32)
@@ -98,7 +98,7 @@ class Sampler:
         resample(logits, rows, samples, self._tables.device_processors, self._workspace, lists=lists)
         if self._workspace is None:
             return None
-        from minisgl.kernels.resample_triton import report_cuda
+        from minisgl.kernels.sampling.resample_triton import report_cuda
 
         return report_cuda(logits, rows, tokens, self._workspace)
 

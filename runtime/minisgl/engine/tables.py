@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from minisgl.engine.logits_processors import DeviceChanges, LogitsProcessorTable
-from minisgl.kernels.processor_tables import ProcessorTables
-from minisgl.kernels.sampling_rows import COLUMNS, SamplingRows
-from minisgl.kernels.step_inputs import store_last_tokens
+from minisgl.kernels.pointwise.step_inputs import store_last_tokens
+from minisgl.kernels.sampling.processor_tables import ProcessorTables
+from minisgl.kernels.sampling.sampling_rows import COLUMNS, SamplingRows
 
 if TYPE_CHECKING:
-    from minisgl.kernels.resample_triton import Workspace
+    from minisgl.kernels.sampling.resample_triton import Workspace
 
 
 class Tables:
@@ -54,7 +54,7 @@ class Tables:
         """Memory that sampling needs on CUDA for all rows."""
         if self.page_table.device.type != "cuda":
             return None
-        from minisgl.kernels.resample_triton import Workspace
+        from minisgl.kernels.sampling.resample_triton import Workspace
 
         return Workspace(self.dummy_slot, self._vocab_size, self.page_table.device)
 

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 _BLOCK_BYTES = 4096
 _FLAG_BYTES = 4

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
-from minisgl.kernels.fp8_rows import Fp8Rows
-from minisgl.kernels.norm import add_rms_norm
-from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
+from minisgl.kernels.pointwise.norm import add_rms_norm
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 
 
 class RMSNorm(NamedTuple):
@@ -24,7 +24,7 @@ class RMSNorm(NamedTuple):
     ) -> tuple[Fp8Rows, torch.Tensor]:
         """As `forward`, with the norm quantized for a product with FP8 weights."""
         if x.is_cuda:
-            from minisgl.kernels.fp8_rows_triton import rms_norm_fp8
+            from minisgl.kernels.pointwise.quantize_rows_triton import rms_norm_fp8
 
             rows = rms_norm_fp8(x, residual, self.gain, self.eps, per_row=per_row)
             return rows, x if residual is None else residual

@@ -10,7 +10,7 @@ import torch
 
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotation import Rotation
 from minisgl.layers.activation import GATED_ACTIVATIONS, silu_and_mul
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minisgl.layers.norm import RMSNorm

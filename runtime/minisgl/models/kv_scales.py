@@ -9,7 +9,7 @@ from typing import Final
 
 from safetensors import safe_open
 
-from minisgl.kernels.stored_kv import KVScales
+from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.models.checkpoint import StoredTensor, stored_tensors
 from minisgl.models.errors import ModelError
 

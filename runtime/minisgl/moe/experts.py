@@ -33,7 +33,7 @@ def run_experts(
     # With many tokens, the products take longer than this pass over quantized weights.
     dense = gate_up.dequantized(x.dtype), down.dequantized(x.dtype)
     if x.is_cuda and x.dtype == torch.bfloat16:
-        from minisgl.kernels.experts_triton import weighted_sum
+        from minisgl.kernels.experts.grouped_gemm_triton import weighted_sum
 
         chosen, places = experts_grouped(x, experts, *dense, activation)
         return weighted_sum(chosen, weights, places)

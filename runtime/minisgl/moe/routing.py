@@ -11,7 +11,7 @@ def route(router_logits: torch.Tensor, top_k: int, *, renormalize: bool) -> tupl
     Probabilities are taken in float32 over all experts; `renormalize` makes the selected ones sum to 1.
     """
     if router_logits.is_cuda and router_logits.dtype in (torch.bfloat16, torch.float16):
-        from minisgl.kernels.routing_gluon import MAX_EXPERTS, route_cuda
+        from minisgl.kernels.experts.routing_gluon import MAX_EXPERTS, route_cuda
 
         if router_logits.shape[1] <= MAX_EXPERTS:
             return route_cuda(router_logits, top_k, renormalize=renormalize)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from minisgl.attention import fa3_backend
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from minisgl.kernels.stored_kv import FP8, KVScales
+from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from support.kernels.dense_attention import DenseCase, Sequences, small_shape
 
 

@@ -15,8 +15,8 @@ from minisgl.attention import (
 )
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.select import select_backends
-from minisgl.kernels import flashinfer_setup
-from minisgl.kernels.flashinfer_kernels import XqaKernel
+from minisgl.kernels.compile import flashinfer_setup
+from minisgl.kernels.compile.flashinfer_kernels import XqaKernel
 from support.kernels.dense_attention import attention_shape
 
 CPU = attention_shape(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from minisgl.kernels.stored_kv import FP8
+from minisgl.kernels.attention.stored_kv import FP8
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape, small_shape
 
 

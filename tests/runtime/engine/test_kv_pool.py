@@ -11,7 +11,7 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.errors import EngineError
 from minisgl.engine.start import kv_pool
-from minisgl.kernels.stored_kv import FP8, KVScales
+from minisgl.kernels.attention.stored_kv import FP8, KVScales
 
 
 class Ranks:

@@ -9,7 +9,7 @@ import torch
 
 from minisgl.engine.batch import DeviceStep, PackedStep
 from minisgl.engine.tables import Tables
-from minisgl.kernels import sampling_rows as columns
+from minisgl.kernels.sampling import sampling_rows as columns
 from minisgl.wire.logits_processors import RowLogitsProcessors
 from minisgl.wire.plan import StepPlan
 from support.plans import new_row

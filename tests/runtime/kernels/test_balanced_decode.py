@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
-from minisgl.kernels.balanced_decode_gluon import _attend
+from minisgl.kernels.attention.stream_k_decode_gluon import _attend
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
-from minisgl.kernels.batch_linear_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
 from minisgl.kernels.build.triton import Architecture, Launches
+from minisgl.kernels.linear.dense_split_k_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from minisgl.kernels import cascade_triton
+from minisgl.kernels.attention import cascade_decode_triton
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_cascade import CASES
 from support.kernels.interpreter import interpreted
@@ -31,8 +31,8 @@ def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "constants", "launch", "programs"),
     [
-        (cascade_triton._shared, {"TILE": 128}, cascade_triton._SHARED_LAUNCH, 2),
-        (cascade_triton._own, {"VECTORS": 16, "SPLITS": 8}, cascade_triton._OWN_LAUNCH, 8),
+        (cascade_decode_triton._shared, {"TILE": 128}, cascade_decode_triton._SHARED_LAUNCH, 2),
+        (cascade_decode_triton._own, {"VECTORS": 16, "SPLITS": 8}, cascade_decode_triton._OWN_LAUNCH, 8),
     ],
     ids=["shared", "own"],
 )
@@ -44,7 +44,7 @@ def test_two_programs_fit_on_a_hopper_multiprocessor(
         "GROUP": group,
         "HEAD_DIM": 128,
         "PAGE": 64,
-        "BLOCK": cascade_triton._BLOCK,
+        "BLOCK": cascade_decode_triton._BLOCK,
         "PDL": True,
     }
     if "TILE_ROWS" in kernel.arg_names:

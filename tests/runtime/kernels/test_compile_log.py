@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 import triton
 
-from minisgl.kernels.compile_log import CompileLog
+from minisgl.kernels.compile.compile_log import CompileLog
 
 
 def compiled(name: str = "_norm", *, width: str = "i32", aligned: bool = True, block: int = 64) -> Any:

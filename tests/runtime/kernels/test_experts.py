@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from minisgl.kernels import experts_rows_gluon, experts_triton
-from minisgl.kernels.experts_triton import Tiles, choose_tiles
+from minisgl.kernels.experts import grouped_gemm_triton, skinny_gluon
+from minisgl.kernels.experts.grouped_gemm_triton import Tiles, choose_tiles
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_experts import CASES
 from support.kernels.interpreter import interpreted
@@ -52,9 +52,9 @@ def test_the_kernels_for_rows_of_experts_compile_for_hopper(width: int, groups: 
     types = dict.fromkeys(("x", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32") | {"tokens": "i32"}
     types |= {} if groups else {"words": "*fp8e4nv", "scales": "*fp32"}
     sizes = {"HIDDEN": 2048, "WIDTH": width, "GROUPS": groups, "PDL": True}
-    registers = experts_rows_gluon._INT4_REGISTERS if groups else experts_rows_gluon._FP8_REGISTERS
-    options = {"num_warps": experts_rows_gluon._WARPS, "maxnreg": registers}
-    for kernel, more in ((experts_rows_gluon._gate_up, {"TOP_K": 8}), (experts_rows_gluon._down, {})):
+    registers = skinny_gluon._INT4_REGISTERS if groups else skinny_gluon._FP8_REGISTERS
+    options = {"num_warps": skinny_gluon._WARPS, "maxnreg": registers}
+    for kernel, more in ((skinny_gluon._gate_up, {"TOP_K": 8}), (skinny_gluon._down, {})):
         assert compiled(kernel, types, sizes | more, options=options).asm["cubin"]
 
 
@@ -71,10 +71,10 @@ def compile_kernels(
     common = {"WIDTH": width, "ROWS": tiles.rows, "SCALED": scaled, "GROUPS": groups, "PDL": architecture >= 90}
     for kernel, sizes in (
         (
-            experts_triton._gate_up,
+            grouped_gemm_triton._gate_up,
             {"INPUTS": 2048, "TOP_K": 8, "BLOCK_N": tiles.gate_up_outputs, "BLOCK_K": tiles.gate_up_inputs},
         ),
-        (experts_triton._down, {"OUTPUTS": 2048, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
+        (grouped_gemm_triton._down, {"OUTPUTS": 2048, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
     ):
         constants = common | sizes
         types = dict.fromkeys(("x", "weight", "scales", "out"), "*bf16") | {"tokens": "i32"}

@@ -16,7 +16,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
 from minisgl.engine.start.warm_up import _TOKENS
 from minisgl.kernels.build.triton import Architecture, Launches
-from minisgl.kernels.fp8_batch_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, share, takes_batch
+from minisgl.kernels.linear.fp8_persistent_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, share, takes_batch
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 

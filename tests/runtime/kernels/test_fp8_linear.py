@@ -13,7 +13,7 @@ from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
 from minisgl.engine.start.warm_up import _TOKENS
 from minisgl.kernels.build.triton import Architecture, Launches
-from minisgl.kernels.fp8_linear_gluon import Tile, _fp8_linear, fp8_tile
+from minisgl.kernels.linear.fp8_skinny_gluon import Tile, _fp8_linear, fp8_tile
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreted_fp8_rows import CASES
@@ -79,9 +79,9 @@ def test_a_model_with_experts_in_fp8_launches_their_kernels() -> None:
         with launches.recorded(Architecture.parse("9.0a")):
             rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
         files = {name.split(".")[-2] for name, _ in launches.keys}
-        assert ("fp8_experts_vector_gluon" in files) is ("dequantize_blocks_triton" in files) is kept
-        assert ("experts_vector_gluon" in files) is not kept
-        assert "experts_triton" in files
+        assert ("gemv_fp8_gluon" in files) is ("fp8_dequantize_triton" in files) is kept
+        assert ("gemv_dense_gluon" in files) is not kept
+        assert "grouped_gemm_triton" in files
 
 
 @pytest.mark.parametrize("channels", [False, True])

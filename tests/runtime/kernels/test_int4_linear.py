@@ -10,12 +10,12 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
-from minisgl.kernels import int4_experts_pairs_triton, int4_experts_vector_gluon
 from minisgl.kernels.build.triton import Architecture, Launches
-from minisgl.kernels.int4_batch_gluon import BatchTile, _int4_batch
-from minisgl.kernels.int4_row_gluon import RowTile, _int4_row
-from minisgl.kernels.int4_spans_gluon import SpansTile, _int4_spans
-from minisgl.kernels.int4_tiles import int4_tile
+from minisgl.kernels.experts import gemv_int4_gluon, int4_pairs_triton
+from minisgl.kernels.linear.int4_choose import int4_tile
+from minisgl.kernels.linear.int4_gemv_gluon import RowTile, _int4_row
+from minisgl.kernels.linear.int4_split_k_gluon import BatchTile, _int4_batch
+from minisgl.kernels.linear.int4_stream_k_gluon import SpansTile, _int4_spans
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreter import interpreted
@@ -78,9 +78,9 @@ def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
         with launches.recorded(Architecture.parse("9.0a")):
             rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
         files = {name.split(".")[-2] for name, _ in launches.keys}
-        assert ({"int4_experts_vector_gluon", "experts_rows_gluon", "int4_experts_pairs_triton"} <= files) is kept
-        assert ("experts_vector_gluon" in files) is not kept
-        assert "experts_triton" in files
+        assert ({"gemv_int4_gluon", "skinny_gluon", "int4_pairs_triton"} <= files) is kept
+        assert ("gemv_dense_gluon" in files) is not kept
+        assert "grouped_gemm_triton" in files
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -132,8 +132,8 @@ def test_the_kernels_for_experts_compile_for_hopper(width: int, groups: int) -> 
     types = dict.fromkeys(("x", "logits", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32")
     sizes = {"HIDDEN": 2048, "WIDTH": width, "EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "GROUPS": groups, "PDL": True}
     for kernel, warps, more in (
-        (int4_experts_vector_gluon._gate_up, int4_experts_vector_gluon._GATE_UP_WARPS, {}),
-        (int4_experts_vector_gluon._down, int4_experts_vector_gluon._DOWN_WARPS, {"RENORMALIZE": False}),
+        (gemv_int4_gluon._gate_up, gemv_int4_gluon._GATE_UP_WARPS, {}),
+        (gemv_int4_gluon._down, gemv_int4_gluon._DOWN_WARPS, {"RENORMALIZE": False}),
     ):
         assert compiled(kernel, types, sizes | more, options={"num_warps": warps}).asm["cubin"]
 
@@ -141,7 +141,7 @@ def test_the_kernels_for_experts_compile_for_hopper(width: int, groups: int) -> 
 def test_the_kernel_for_pairs_of_experts_compiles_for_hopper() -> None:
     types = dict.fromkeys(("x", "rows"), "*bf16") | dict.fromkeys(("pairs", "tokens"), "i32")
     constants = {"EXPERTS": 128, "HIDDEN": 2048, "BLOCK": 1024, "PDL": True}
-    assert compiled(int4_experts_pairs_triton._pairs_and_rows, types, constants).asm["cubin"]
+    assert compiled(int4_pairs_triton._pairs_and_rows, types, constants).asm["cubin"]
 
 
 def test_kernels_in_the_interpreter_agree_with_torch() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from minisgl.kernels import filter_triton, logprobs_triton, resample_triton, scan_logits_triton
-from minisgl.kernels.sampling_rows import MOST_TOPS
+from minisgl.kernels.sampling import filter_triton, logprobs_triton, resample_triton, scan_logits_triton
+from minisgl.kernels.sampling.sampling_rows import MOST_TOPS
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_resampling import CASES
 from support.kernels.interpreter import interpreted

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from minisgl.kernels.random_bits import gumbel_noise, random_bits, row_keys
-from minisgl.kernels.sample import sample
-from minisgl.kernels.top_k_top_p import top_k_top_p_thresholds
+from minisgl.kernels.sampling.random_bits import gumbel_noise, random_bits, row_keys
+from minisgl.kernels.sampling.sample import sample
+from minisgl.kernels.sampling.top_k_top_p import top_k_top_p_thresholds
 from support.kernels.sampling import sampling_rows
 
 
@@ -142,7 +142,7 @@ def test_large_batches_are_sampled_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     logits = torch.randn(10, 300, generator=torch.Generator().manual_seed(8))
     rows = sampling_rows(10)
     whole = sample(logits, rows, 0)[1]
-    monkeypatch.setattr("minisgl.kernels.sample._CHUNK_ELEMENTS", 700)
+    monkeypatch.setattr("minisgl.kernels.sampling.sample._CHUNK_ELEMENTS", 700)
     assert torch.equal(sample(logits, rows, 0)[1], whole)
 
 

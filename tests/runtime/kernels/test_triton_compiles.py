@@ -8,23 +8,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from minisgl.kernels import (
-    activation_triton,
-    dequantize_blocks_triton,
-    experts_triton,
-    experts_vector_gluon,
-    fp8_experts_vector_gluon,
-    fp8_row_gluon,
-    gather_keys_triton,
-    norm_triton,
-    one_shot_all_reduce_triton,
-    rotary_triton,
-    routing_gluon,
-    sample_triton,
-    skinny_linear_triton,
-    split_decode_triton,
-    step_inputs_triton,
-)
+from minisgl.kernels import one_shot_all_reduce_triton
+from minisgl.kernels.attention import gather_keys_triton, rotary_triton, split_kv_decode_triton
+from minisgl.kernels.experts import gemv_dense_gluon, gemv_fp8_gluon, grouped_gemm_triton, routing_gluon
+from minisgl.kernels.linear import dense_skinny_triton, fp8_dequantize_triton, fp8_gemv_gluon
+from minisgl.kernels.pointwise import activation_triton, norm_triton, step_inputs_triton
+from minisgl.kernels.sampling import sample_triton
 from support.kernels.compiled_kernel import compiled
 from support.launcher import endless_kernel
 
@@ -100,7 +89,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         ),
         *(
             (
-                skinny_linear_triton._vector,
+                dense_skinny_triton._vector,
                 dict.fromkeys(("x", "residual", "gain", "weight", "bias", "out", "stream", "kept"), HALVES)
                 | {"outputs": INT, "rows": INT, "eps": FLOAT},
                 {"INPUTS": inputs, "ROWS": rows, "BLOCK_N": 4, "BLOCK_K": 1024}
@@ -117,7 +106,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         ),
         *(
             (
-                split_decode_triton._part,
+                split_kv_decode_triton._part,
                 dict.fromkeys(("q", "k", "v", "q_gain", "k_gain"), HALVES)
                 | dict.fromkeys(("keys", "values"), stored)
                 | dict.fromkeys(("cos_sin", "parts", "sums"), FLOATS)
@@ -137,7 +126,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
         ),
         (
-            split_decode_triton._whole,
+            split_kv_decode_triton._whole,
             {"parts": FLOATS, "sums": FLOATS, "result": HALVES, "value_scale": FLOAT},
             {"HEAD_DIM": 128, "SPLITS": 32, "PDL": True},
         ),
@@ -146,26 +135,26 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             for renormalize in (False, True)
             for kernel, sizes in (
                 (routing_gluon._route, {}),
-                (experts_vector_gluon._down, {"WIDTH": 384, "OUTPUTS": 2048}),
+                (gemv_dense_gluon._down, {"WIDTH": 384, "OUTPUTS": 2048}),
             )
         ),
-        (experts_vector_gluon._gate_up, EXPERTS, CHOICE | {"INPUTS": 2048, "WIDTH": 768}),
+        (gemv_dense_gluon._gate_up, EXPERTS, CHOICE | {"INPUTS": 2048, "WIDTH": 768}),
         *(
             (
-                fp8_experts_vector_gluon._down,
+                gemv_fp8_gluon._down,
                 FP8_EXPERTS,
                 CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "RENORMALIZE": renormalize},
             )
             for renormalize in (False, True)
         ),
         (
-            fp8_experts_vector_gluon._gate_up,
+            gemv_fp8_gluon._gate_up,
             FP8_EXPERTS,
             CHOICE | {"INPUTS": 2048, "WIDTH": 768},
         ),
         *(
             (
-                fp8_row_gluon._fp8_row,
+                fp8_gemv_gluon._fp8_row,
                 dict.fromkeys(("x", "residual", "gain", "bias", "out", "stream"), HALVES)
                 | {"weight": FP8S, "scales": FLOATS, "units": INT, "eps": FLOAT},
                 {"INPUTS": inputs, "OUTPUTS": 4, "VECTOR": 8, "PDL": True}
@@ -180,29 +169,29 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
         ),
         (
-            dequantize_blocks_triton._dequantize_blocks,
+            fp8_dequantize_triton._dequantize_blocks,
             {"values": FP8S, "scales": FLOATS, "out": HALVES},
             {"INPUTS": 2048, "BLOCK": 128},
         ),
-        (experts_triton._pairs_of_experts, EXPERTS, {"BLOCK": 1024, "PDL": True}),
+        (grouped_gemm_triton._pairs_of_experts, EXPERTS, {"BLOCK": 1024, "PDL": True}),
         (
-            experts_triton._gate_up,
+            grouped_gemm_triton._gate_up,
             EXPERTS,
             {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
             | {"SCALED": 0, "GROUPS": 0, "PDL": True},
         ),
         (
-            experts_triton._down,
+            grouped_gemm_triton._down,
             EXPERTS,
             {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32}
             | {"SCALED": 0, "GROUPS": 0, "PDL": True},
         ),
         *(
-            (experts_triton._weighted_sum, EXPERTS, {"TOP_K": 8, "PLACED": placed, "BLOCK": 1024, "PDL": True})
+            (grouped_gemm_triton._weighted_sum, EXPERTS, {"TOP_K": 8, "PLACED": placed, "BLOCK": 1024, "PDL": True})
             for placed in (False, True)
         ),
         (
-            skinny_linear_triton._matrix,
+            dense_skinny_triton._matrix,
             dict.fromkeys(("x", "weight", "bias", "out"), HALVES) | dict.fromkeys(("outputs", "rows"), INT),
             {"INPUTS": 1024, "ROWS": 16, "BLOCK_N": 16, "BLOCK_K": 128, "BIAS": True},
         ),

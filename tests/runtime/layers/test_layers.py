@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.norm import add_rms_norm, rms_norm
-from minisgl.kernels.rotation import Rotation, rotate
+from minisgl.kernels.attention.rotation import Rotation, rotate
+from minisgl.kernels.pointwise.norm import add_rms_norm, rms_norm
 from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary, inverse_frequencies

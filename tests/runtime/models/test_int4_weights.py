@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
+from minisgl.kernels.linear.int4_packed import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.layers.weights import parameters
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig

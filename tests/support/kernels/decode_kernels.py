@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.attention.batch import PagedKV
-from minisgl.kernels import skinny_linear_triton, split_decode_triton
-from minisgl.kernels.norm import rms_norm
-from minisgl.kernels.rotary_triton import rotate_and_store_cuda
-from minisgl.kernels.rotation import Rotation
-from minisgl.kernels.stored_kv import FP8, KVScales, as_stored
+from minisgl.kernels.attention import split_kv_decode_triton
+from minisgl.kernels.attention.rotary_triton import rotate_and_store_cuda
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.stored_kv import FP8, KVScales, as_stored
+from minisgl.kernels.linear import dense_skinny_triton
+from minisgl.kernels.pointwise.norm import rms_norm
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
@@ -134,9 +135,9 @@ def check_linear(
     x = draw(rows, inputs, dtype=dtype, device=device)
     weight = draw(outputs, inputs, dtype=dtype, device=device, scale=inputs**-0.5)
     bias = draw(outputs, dtype=dtype, device=device, scale=3.0) if with_bias else None
-    assert skinny_linear_triton.fits(x, weight)
+    assert dense_skinny_triton.fits(x, weight)
     with poisoned_outputs():
-        ours = skinny_linear_triton.skinny_linear(x, weight, bias)
+        ours = dense_skinny_triton.skinny_linear(x, weight, bias)
     exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     assert_close(ours, exact, F.linear(x, weight, bias))
 
@@ -164,13 +165,13 @@ def check_normed_linear(
     plain = F.linear(rms_norm(stream, gain, 1e-6), weight, bias)
     if gated:
         exact, plain = (F.silu(both[:, :outputs]) * both[:, outputs:] for both in (exact, plain))
-    assert skinny_linear_triton.fits_normed(x, weight)
+    assert dense_skinny_triton.fits_normed(x, weight)
     with poisoned_outputs():
-        ours, our_stream = skinny_linear_triton.normed_linear(
+        ours, our_stream = dense_skinny_triton.normed_linear(
             x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated
         )
         normed = torch.empty_like(x)
-        again, _ = skinny_linear_triton.normed_linear(
+        again, _ = dense_skinny_triton.normed_linear(
             x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated, normed=normed
         )
     assert_close(ours, exact, plain)
@@ -212,11 +213,11 @@ def check_split_decode(
 
 
 def _split_decode(
-    dense: DenseCase, q: torch.Tensor, kv: PagedKV, window: int | None, new: split_decode_triton.NewTokens | None
+    dense: DenseCase, q: torch.Tensor, kv: PagedKV, window: int | None, new: split_kv_decode_triton.NewTokens | None
 ) -> torch.Tensor:
-    batch, splits = dense.batch, (*q.shape[:2], split_decode_triton.SPLITS)
+    batch, splits = dense.batch, (*q.shape[:2], split_kv_decode_triton.SPLITS)
     out = torch.full(q.shape, math.nan, dtype=q.dtype, device=q.device)
-    split_decode_triton.split_decode(
+    split_kv_decode_triton.split_decode(
         q,
         kv.keys[0],
         kv.values[0],
@@ -271,7 +272,7 @@ def check_rotated_split_decode(
         q, k, v, rotation, stored.keys[0], stored.values[0], dense.locations, kept_from=rows, scales=dense.scales
     )
     expected = _split_decode(dense, rotated, stored, window, None)
-    ours = _split_decode(dense, q, dense.kv, window, split_decode_triton.NewTokens(k, v, rotation))
+    ours = _split_decode(dense, q, dense.kv, window, split_kv_decode_triton.NewTokens(k, v, rotation))
     assert ours.isfinite().all()
     torch.testing.assert_close(ours, expected, atol=2e-3, rtol=8e-3)
     for pool, other in ((dense.kv.keys, stored.keys), (dense.kv.values, stored.values)):
@@ -378,7 +379,7 @@ if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1"
     allow_loops_to_a_loaded_end()
     # Programs of several outputs, although these products are small.
-    skinny_linear_triton._PROGRAMS = 3
+    dense_skinny_triton._PROGRAMS = 3
     # And several blocks of tokens in a split.
-    split_decode_triton.SPLITS = 4
+    split_kv_decode_triton.SPLITS = 4
     print(json.dumps({name: _what_is_wrong(case) for name, case in CASES.items()}))

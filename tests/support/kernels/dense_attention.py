@@ -13,9 +13,9 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
-from minisgl.kernels.fp8_rows import Fp8Rows
-from minisgl.kernels.rotation import Rotation
-from minisgl.kernels.stored_kv import FP8, KVScales, as_stored, put
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.stored_kv import FP8, KVScales, as_stored, put
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
 from minisgl.wire.shared_prefixes import SharedPrefix
 
 

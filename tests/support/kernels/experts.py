@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX
-from minisgl.kernels.int4_words import pack_scales, pack_words, unpack_scales, unpack_words
+from minisgl.kernels.linear.int4_packed import pack_scales, pack_words, unpack_scales, unpack_words
+from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.int4 import Int4Weight

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, dequantize_rows, new_fp8_rows
-from minisgl.kernels.stored_kv import FP8
+from minisgl.kernels.attention.stored_kv import FP8
+from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, dequantize_rows, new_fp8_rows
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
@@ -266,7 +266,7 @@ def _halves(pairs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, late: bool) -> None:
     """All programs, the last one first."""
-    from minisgl.kernels import balanced_decode_gluon as module
+    from minisgl.kernels.attention import stream_k_decode_gluon as module
 
     for span in reversed(range(programs[1])):
         for head in range(programs[0]):
@@ -285,8 +285,8 @@ def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, l
 
 
 def largest_error(case: Case) -> float:
-    from minisgl.kernels import balanced_decode_gluon as module
-    from minisgl.kernels.balanced_decode_gluon import Spans, _attend, cut_spans
+    from minisgl.kernels.attention import stream_k_decode_gluon as module
+    from minisgl.kernels.attention.stream_k_decode_gluon import Spans, _attend, cut_spans
 
     kv_heads = 2
     shape = attention_shape(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import MAX_SPLITS, CascadeLayout
-from minisgl.kernels.stored_kv import FP8
+from minisgl.kernels.attention.stored_kv import FP8
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
@@ -60,7 +60,7 @@ CASES = {
 
 
 def largest_error(case: Case) -> float:
-    from minisgl.kernels.cascade_triton import cascade_decode
+    from minisgl.kernels.attention.cascade_decode_triton import cascade_decode
 
     kv_heads = 2
     shape = attention_shape(

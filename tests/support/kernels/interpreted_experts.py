@@ -45,7 +45,7 @@ CASES = {
 
 
 def error(case: Case) -> float:
-    from minisgl.kernels.experts_triton import Scales, fits, run_experts_cuda
+    from minisgl.kernels.experts.grouped_gemm_triton import Scales, fits, run_experts_cuda
 
     # The interpreter rounds bfloat16 towards zero.
     x, gate_up, down = draw(case.sizes, case.tokens, torch.float16, "cpu")

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from minisgl.kernels.fp8_rows import Fp8Rows
-from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 
 EPS = 1e-6
 
@@ -43,7 +43,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def quantizes() -> bool:
-    from minisgl.kernels.fp8_rows_triton import quantize_rows_cuda
+    from minisgl.kernels.pointwise.quantize_rows_triton import quantize_rows_cuda
 
     wide = draw(5, 3 * 1408)
     wide[2, 1408:1536] = 0
@@ -54,8 +54,8 @@ def quantizes() -> bool:
 
 
 def multiplies() -> bool:
-    from minisgl.kernels.activation_triton import silu_and_mul_cuda
-    from minisgl.kernels.fp8_rows_triton import silu_and_mul_fp8
+    from minisgl.kernels.pointwise.activation_triton import silu_and_mul_cuda
+    from minisgl.kernels.pointwise.quantize_rows_triton import silu_and_mul_fp8
 
     return all(
         same(silu_and_mul_fp8(x, per_row=per_row), silu_and_mul_cuda(x), per_row=per_row)
@@ -65,8 +65,8 @@ def multiplies() -> bool:
 
 
 def normalizes() -> bool:
-    from minisgl.kernels.fp8_rows_triton import rms_norm_fp8
-    from minisgl.kernels.norm_triton import rms_norm_cuda
+    from minisgl.kernels.pointwise.norm_triton import rms_norm_cuda
+    from minisgl.kernels.pointwise.quantize_rows_triton import rms_norm_fp8
 
     results = []
     for rows, width in ((1, 128), (3, 896), (2, 5120)):

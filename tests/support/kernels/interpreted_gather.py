@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from minisgl.kernels.gather_keys import gather_keys, locate_keys
-from minisgl.kernels.key_rows import GUARD
-from minisgl.kernels.stored_kv import FP8, as_stored
+from minisgl.kernels.attention.gather_keys import gather_keys, locate_keys
+from minisgl.kernels.attention.key_rows import GUARD
+from minisgl.kernels.attention.stored_kv import FP8, as_stored
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
@@ -44,7 +44,7 @@ CASES = {
 
 
 def agrees(case: Case) -> bool:
-    from minisgl.kernels.gather_keys_triton import gather_keys_cuda, locate_keys_cuda
+    from minisgl.kernels.attention.gather_keys_triton import gather_keys_cuda, locate_keys_cuda
 
     generator = torch.Generator().manual_seed(0)
     segments, most = len(case.lengths), sum(case.lengths) + case.room

@@ -11,12 +11,12 @@ import os
 
 import torch
 
-from minisgl.kernels.int4_words import dequantize_words, pack_scales, pack_words
+from minisgl.kernels.linear.int4_packed import dequantize_words, pack_scales, pack_words
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
 def agrees(group: int) -> bool:
-    from minisgl.kernels.int4_dequantize_triton import dequantize_words_cuda
+    from minisgl.kernels.linear.int4_dequantize_triton import dequantize_words_cuda
 
     numbers = torch.randint(0, 16, (256, 384), dtype=torch.int32)
     zeros = torch.randint(0, 16, (256, 384 // group), dtype=torch.int32)
@@ -27,11 +27,11 @@ def agrees(group: int) -> bool:
 
 
 def agrees_on_pairs(tokens: int, hidden: int) -> bool:
-    from minisgl.kernels.int4_experts_pairs_triton import pairs_and_rows
+    from minisgl.kernels.experts.int4_pairs_triton import pairs_and_rows
 
     x = torch.randn(tokens, hidden).half()
     experts = torch.stack([torch.randperm(7)[:3] for _ in range(tokens)]).int()
-    # The inputs of a word's outputs, as `int4_words` has them: two neighbours each, 8 apart.
+    # The inputs of a word's outputs, as `int4_packed` has them: two neighbours each, 8 apart.
     ordered = x.view(tokens, -1, 4, 4, 2).transpose(2, 3).reshape(tokens, hidden)
     pairs_of, counts, rows = pairs_and_rows(x, experts, 7)
     found = [row[:count].tolist() for row, count in zip(pairs_of, counts.tolist(), strict=True)]

@@ -71,7 +71,7 @@ CASES = {
 
 
 def faults(case: Case) -> list[str]:
-    from minisgl.kernels.resample_triton import Workspace, report_cuda, resample_cuda
+    from minisgl.kernels.sampling.resample_triton import Workspace, report_cuda, resample_cuda
 
     logits = case.logits(len(case.rows), case.vocabulary, case.dtype)
     allowed = expected_tokens(logits, case.rows)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from minisgl.kernels import sampling_rows as columns
-from minisgl.kernels.processor_tables import ProcessorTables
-from minisgl.kernels.resample import resample
-from minisgl.kernels.sample import sample
-from minisgl.kernels.sampling_rows import Samples, SamplingRows
+from minisgl.kernels.sampling import sampling_rows as columns
+from minisgl.kernels.sampling.processor_tables import ProcessorTables
+from minisgl.kernels.sampling.resample import resample
+from minisgl.kernels.sampling.sample import sample
+from minisgl.kernels.sampling.sampling_rows import Samples, SamplingRows
 
 EDGE = 1e-6
 """Relative error of a sum of probabilities that may move a token across the edge of top-p."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from minisgl.kernels.sampling_rows import SamplingRows
+from minisgl.kernels.sampling.sampling_rows import SamplingRows
 from support.plans import new_row
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.rotation import Rotation
+from minisgl.kernels.attention.rotation import Rotation
 
 
 class SequenceAttention:

@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.fp8_rows import Fp8Rows, dequantize_rows
-from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows, dequantize_rows
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.inputs import Input, wide

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from minisgl.kernels.rotation import Rotation
-from minisgl.kernels.stored_kv import FP8, as_stored
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.stored_kv import FP8, as_stored
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 """Rounds keys or values [T, Hkv, D] float32."""

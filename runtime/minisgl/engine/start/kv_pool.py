@@ -12,7 +12,7 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import PagedKV
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.errors import EngineError
-from minisgl.kernels.stored_kv import KVScales
+from minisgl.kernels.attention.stored_kv import KVScales
 
 _CPU_SHARE: Final = 0.25
 """Share of the available memory of a machine without GPU, for all its ranks together."""

@@ -20,8 +20,8 @@ from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
 from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
 from minisgl.engine.tables import Tables
+from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.kernels.build.triton import replaced
-from minisgl.kernels.stored_kv import KVScales
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from minisgl.kernels.errors import KernelBuildError
-from minisgl.kernels.flashinfer_kernels import FlashInferKernel
-from minisgl.kernels.flashinfer_setup import ARCHITECTURE_FILE, architecture_of
+from minisgl.kernels.build.errors import KernelBuildError
+from minisgl.kernels.compile.flashinfer_kernels import FlashInferKernel
+from minisgl.kernels.compile.flashinfer_setup import ARCHITECTURE_FILE, architecture_of
 
 
 def build(kernels: Sequence[FlashInferKernel], out: Path, *, architecture: str, jobs: int | None = None) -> list[Path]:

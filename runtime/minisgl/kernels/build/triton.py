@@ -32,8 +32,8 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import build as c_modules
 from triton.runtime.driver import driver
 
-from minisgl.kernels.errors import KernelBuildError
-from minisgl.kernels.triton_cache import SUBFOLDER
+from minisgl.kernels.build.errors import KernelBuildError
+from minisgl.kernels.compile.triton_cache import SUBFOLDER
 
 _MULTIPROCESSORS: Final = {9: 132}
 """Multiprocessors of server GPUs, by the major number of the architecture."""

@@ -36,7 +36,7 @@ class DenseWeight(Weight):
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not self._fits_norm(block.x):
             return None
-        from minisgl.kernels.skinny_linear_triton import normed_linear
+        from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
         (gain, eps), x, residual = block
         return normed_linear(x, residual, gain, eps, self.values, bias, gated=gated)
@@ -47,7 +47,7 @@ class DenseWeight(Weight):
         if not self._fits_norm(x):
             normed, residual = block.norm.forward(x, residual)
             return normed, self.product(normed), residual
-        from minisgl.kernels.skinny_linear_triton import normed_linear
+        from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
         normed = torch.empty_like(x)
         return normed, *normed_linear(x, residual, gain, eps, self.values, normed=normed)
@@ -56,13 +56,13 @@ class DenseWeight(Weight):
         """Whether one kernel computes the norm and the product."""
         if not x.is_cuda:
             return False
-        from minisgl.kernels.skinny_linear_triton import fits_normed
+        from minisgl.kernels.linear.dense_skinny_triton import fits_normed
 
         return fits_normed(x, self.values)
 
     def expert_kernels(self) -> ExpertKernels:
-        from minisgl.kernels import experts_triton as tiles
-        from minisgl.kernels import experts_vector_gluon as vector
+        from minisgl.kernels.experts import gemv_dense_gluon as vector
+        from minisgl.kernels.experts import grouped_gemm_triton as tiles
 
         experts, _, width = self.values.shape
         routing = Kernel(lambda x, top_k: vector.fits(x, experts, top_k, width), vector.run_experts_vector)
@@ -72,8 +72,8 @@ class DenseWeight(Weight):
 @functools.cache
 def _kernels() -> Sequence[Kernel]:
     """`fits(x, w, in_parts)`, `run(x, w, bias, tile)`."""
-    from minisgl.kernels import batch_linear_gluon as batch
-    from minisgl.kernels import skinny_linear_triton as skinny
+    from minisgl.kernels.linear import dense_skinny_triton as skinny
+    from minisgl.kernels.linear import dense_split_k_gluon as batch
 
     def run_skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
         return skinny.skinny_linear(x, w, bias)

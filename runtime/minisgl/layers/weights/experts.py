@@ -13,8 +13,8 @@ def quantized_expert_kernels(
     down: QuantizedWeight, fits_vector: Callable[..., bool], run_vector: Callable[..., torch.Tensor]
 ) -> ExpertKernels:
     """Kernels of experts in FP8 blocks or INT4, of which each kind has its own for a few tokens."""
-    from minisgl.kernels import experts_rows_gluon as rows
-    from minisgl.kernels import experts_triton as tiles
+    from minisgl.kernels.experts import grouped_gemm_triton as tiles
+    from minisgl.kernels.experts import skinny_gluon as rows
 
     def run_tiles(x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, *both: torch.Tensor) -> torch.Tensor:
         gate_up, gate_up_scales, values, scales = both

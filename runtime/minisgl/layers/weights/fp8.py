@@ -10,8 +10,8 @@ from typing import Final, Self
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.fp8_rows import BLOCK, E4M3_MAX, E4M3_NAN, SMALLEST, Fp8Rows, dequantize_rows
-from minisgl.kernels.quantize_rows import quantize_rows
+from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, E4M3_NAN, SMALLEST, Fp8Rows, dequantize_rows
+from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 from minisgl.layers.weights.blocks import blocks, finite, spread
 from minisgl.layers.weights.experts import quantized_expert_kernels
 from minisgl.layers.weights.formats import Fp8Channels, WeightFormat
@@ -104,7 +104,7 @@ class Fp8Weight(QuantizedWeight):
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         if self.values.is_cuda and self.values.dim() == 3:
-            from minisgl.kernels.dequantize_blocks_triton import dequantize_blocks
+            from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
 
             return dequantize_blocks(*self.tensors, dtype)
         scales = self.scales
@@ -119,7 +119,7 @@ class Fp8Weight(QuantizedWeight):
     def form_of(self, x: torch.Tensor) -> InputForm:
         """One row stays in 16 bits on a GPU."""
         if x.is_cuda:
-            from minisgl.kernels.fp8_row_gluon import fits_row
+            from minisgl.kernels.linear.fp8_gemv_gluon import fits_row
 
             if fits_row(x, self.values):
                 return InputForm.WIDE
@@ -131,7 +131,7 @@ class Fp8Weight(QuantizedWeight):
             if not len(x):
                 return x.new_empty(0, len(self.values))
             if self.form_of(x) is InputForm.WIDE:
-                from minisgl.kernels.fp8_row_gluon import fp8_row
+                from minisgl.kernels.linear.fp8_gemv_gluon import fp8_row
 
                 return fp8_row(x, *self.tensors, bias)
             x = quantize_rows(x, per_row=self.per_channel)
@@ -158,13 +158,13 @@ class Fp8Weight(QuantizedWeight):
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         if self.form_of(block.x) is not InputForm.WIDE:
             return None
-        from minisgl.kernels.fp8_row_gluon import normed_fp8_row
+        from minisgl.kernels.linear.fp8_gemv_gluon import normed_fp8_row
 
         (gain, eps), x, residual = block
         return normed_fp8_row(x, residual, gain, eps, *self.tensors, bias, gated=gated)
 
     def expert_kernels(self) -> ExpertKernels:
-        from minisgl.kernels.fp8_experts_vector_gluon import fits, run_fp8_experts_vector
+        from minisgl.kernels.experts.gemv_fp8_gluon import fits, run_fp8_experts_vector
 
         return quantized_expert_kernels(self, fits, run_fp8_experts_vector)
 
@@ -172,8 +172,8 @@ class Fp8Weight(QuantizedWeight):
 @functools.cache
 def _kernels() -> Sequence[Kernel]:
     """`fits(x, weight, in_parts)`, `run(x, weight, bias, tile)`."""
-    from minisgl.kernels import fp8_batch_gluon as batch
-    from minisgl.kernels import fp8_linear_gluon as few
+    from minisgl.kernels.linear import fp8_persistent_gluon as batch
+    from minisgl.kernels.linear import fp8_skinny_gluon as few
 
     def fits_batch(x: Fp8Rows, weight: Fp8Weight, in_parts: bool) -> bool:
         programs = batch.multiprocessors(weight.values.device)

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from minisgl.kernels.fp8_rows import Fp8Rows
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
 from minisgl.layers.activation import GatedActivation, silu_and_mul
 from minisgl.layers.norm import RMSNorm
 
@@ -43,7 +43,7 @@ class PreNorm(NamedTuple):
 def activate(activation: GatedActivation, x: torch.Tensor, form: InputForm) -> Input:
     """`activation` of `x` [T, 2 n], in this form where a kernel writes it so."""
     if form is not InputForm.WIDE and x.is_cuda and activation is silu_and_mul:
-        from minisgl.kernels.fp8_rows_triton import silu_and_mul_fp8
+        from minisgl.kernels.pointwise.quantize_rows_triton import silu_and_mul_fp8
 
         return silu_and_mul_fp8(x, per_row=form is InputForm.FP8_ROWS)
     return activation(x)

@@ -8,7 +8,7 @@ from typing import Final, Self
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.int4_words import INPUTS, OUTPUTS, PIECE, WORD, dequantize_words, pack_scales, pack_words
+from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, WORD, dequantize_words, pack_scales, pack_words
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.blocks import blocks, spread
 from minisgl.layers.weights.experts import quantized_expert_kernels
@@ -24,7 +24,7 @@ _DEVIATION: Final = 4.6
 @dataclass(frozen=True, eq=False)
 class Int4Weight(QuantizedWeight):
     """W [out, in], or that of each expert [experts, out, in], in groups of inputs that share a scale and a zero point;
-    see `kernels/int4_words.py`."""
+    see `kernels/linear/int4_packed.py`."""
 
     values: torch.Tensor
     """[…, out / 64, in * 8] int32: words of eight numbers."""
@@ -84,7 +84,7 @@ class Int4Weight(QuantizedWeight):
         """Rounded to bfloat16 first."""
         words, scales = self.values.flatten(0, -2), self.scales.flatten(0, -2)
         if words.is_cuda:
-            from minisgl.kernels.int4_dequantize_triton import dequantize_words_cuda
+            from minisgl.kernels.linear.int4_dequantize_triton import dequantize_words_cuda
 
             return dequantize_words_cuda(words, scales).view(self.shape).to(dtype)
         return dequantize_words(words, scales).view(self.shape).to(dtype)
@@ -95,7 +95,7 @@ class Int4Weight(QuantizedWeight):
         if not len(x):
             return x.new_empty(0, outputs)
         if x.is_cuda:
-            from minisgl.kernels.int4_tiles import int4_linear, int4_tile
+            from minisgl.kernels.linear.int4_choose import int4_linear, int4_tile
 
             in_parts = in_parts and bias is None
             tile = int4_tile(len(x), outputs, inputs, in_parts=in_parts)
@@ -109,13 +109,13 @@ class Int4Weight(QuantizedWeight):
         """The product of up to 128 rows, or the sum of its parts, ends with SiLU."""
         if not gated or not block.x.is_cuda:
             return None
-        from minisgl.kernels.int4_tiles import int4_gated
+        from minisgl.kernels.linear.int4_choose import int4_gated
 
         normed, residual = block.norm.forward(block.x, block.residual)
         out = int4_gated(normed, *self.tensors, bias)
         return silu_and_mul(self.product(normed, bias)) if out is None else out, residual
 
     def expert_kernels(self) -> ExpertKernels:
-        from minisgl.kernels.int4_experts_vector_gluon import fits, run_int4_experts_vector
+        from minisgl.kernels.experts.gemv_int4_gluon import fits, run_int4_experts_vector
 
         return quantized_expert_kernels(self, fits, run_int4_experts_vector)

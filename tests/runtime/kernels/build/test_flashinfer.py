@@ -11,9 +11,9 @@ import torch
 
 from minisgl.cli.main import main
 from minisgl.kernels.build import flashinfer as flashinfer_build
+from minisgl.kernels.build.errors import KernelBuildError
 from minisgl.kernels.build.flashinfer import build
-from minisgl.kernels.errors import KernelBuildError
-from minisgl.kernels.flashinfer_kernels import HeadShape, PagedPrefillKernel, XqaKernel, kernels_of
+from minisgl.kernels.compile.flashinfer_kernels import HeadShape, PagedPrefillKernel, XqaKernel, kernels_of
 
 BF16 = torch.bfloat16
 

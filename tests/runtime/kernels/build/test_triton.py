@@ -27,8 +27,8 @@ from minisgl.config import EngineConfig
 from minisgl.engine.start import rehearsal
 from minisgl.engine.start.rehearsal import rehearse
 from minisgl.kernels.build.triton import Architecture, Launches, _no_device, modules_apart
-from minisgl.kernels.flashinfer_setup import KERNELS_DIR
-from minisgl.kernels.triton_cache import SUBFOLDER, use_built_kernels
+from minisgl.kernels.compile.flashinfer_setup import KERNELS_DIR
+from minisgl.kernels.compile.triton_cache import SUBFOLDER, use_built_kernels
 from minisgl.models.config import ModelConfig
 from minisgl.toy.tiny import write_tiny_checkpoint
 
@@ -150,8 +150,8 @@ def test_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) 
     if arch == "qwen3-moe":
         assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
         kernels = {name for name, _ in launches.keys}
-        for module in ("experts_triton", "experts_vector_gluon"):
-            assert {f"minisgl.kernels.{module}._gate_up", f"minisgl.kernels.{module}._down"} <= kernels
+        for module in ("grouped_gemm_triton", "gemv_dense_gluon"):
+            assert {f"minisgl.kernels.experts.{module}._gate_up", f"minisgl.kernels.experts.{module}._down"} <= kernels
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])

@@ -1,0 +1,35 @@
+"""Rotary position embedding (arXiv:2104.09864) behind an optional norm of each head (Qwen3); reference in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from minisgl.kernels.pointwise.norm import rms_norm
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Head norms and angles that one layer applies to queries and keys before attention."""
+
+    cos_sin: torch.Tensor
+    """[T, D] float32: cos of the D / 2 angles of each token's position, then sin."""
+    q_gain: torch.Tensor | None = None
+    """[D]; if given, each query head is normalized first."""
+    k_gain: torch.Tensor | None = None
+    """[D]; given if and only if `q_gain` is."""
+    eps: float = 0.0
+
+    def apply(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalize and rotate q [T, Hq, D] and k [T, Hkv, D]. Reference for any device."""
+        if self.q_gain is not None and self.k_gain is not None:
+            q, k = rms_norm(q, self.q_gain, self.eps), rms_norm(k, self.k_gain, self.eps)
+        return rotate(q, self.cos_sin), rotate(k, self.cos_sin)
+
+
+def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs (i, i + D/2) of x [T, H, D] in float32. Returns x's dtype."""
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

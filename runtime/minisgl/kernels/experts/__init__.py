@@ -1,0 +1,1 @@
+"""Selection of experts, and their feed-forward."""

@@ -1,0 +1,1 @@
+"""How kernels are launched: dependent launch, and tensor maps for Hopper's copies."""

@@ -1,0 +1,1 @@
+"""Products x W^T, by the kind of weight and the number of rows."""

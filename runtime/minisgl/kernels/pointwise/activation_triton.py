@@ -1,0 +1,39 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""SiLU(gate) * up on CUDA, in one pass."""
+
+import torch
+import triton
+import triton.language as tl
+
+from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+
+
+@triton.jit
+def silu_times_up(gate, up, dtype: tl.constexpr):
+    """SiLU(gate) * up, rounded to `dtype` where separate operations would round."""
+    wide = gate.to(dtype).to(tl.float32)
+    return ((wide * tl.sigmoid(wide)).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < width
+    gate = tl.load(gate_up + row * 2 * width + columns, mask)
+    up = tl.load(gate_up + row * 2 * width + width + columns, mask)
+    tl.store(out + row * width + columns, silu_times_up(gate, up, gate.dtype), mask)
+
+
+def silu_and_mul_cuda(gate_up: torch.Tensor) -> torch.Tensor:
+    """[T, 2 n], contiguous, to [T, n]."""
+    assert gate_up.is_contiguous()
+    count, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
+    if count:
+        _silu_and_mul[(count, triton.cdiv(width, 1024))](
+            gate_up, out, width, BLOCK=1024, num_warps=4, **dependent_launch(gate_up.device)
+        )
+    return out

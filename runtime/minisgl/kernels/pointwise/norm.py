@@ -1,0 +1,25 @@
+"""Root mean square layer normalization (Zhang & Sennrich, arXiv:1910.07467)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalize the last dimension; the mean square is computed in float32 for any dtype of `x`."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (norm of x + residual, x + residual); inputs and outputs [T, hidden]. Without a residual `x` is the sum.
+    On CUDA the sum overwrites `residual`, and `x` may be partial sums, [parts, T, hidden] in float32."""
+    if x.is_cuda:
+        from minisgl.kernels.pointwise.norm_triton import rms_norm_cuda
+
+        return rms_norm_cuda(x, residual, weight, eps), x if residual is None else residual
+    residual = x if residual is None else residual + x
+    return rms_norm(residual, weight, eps), residual

@@ -1,0 +1,1 @@
+"""Sampling: random numbers, filters, logits processors, log-probabilities."""
