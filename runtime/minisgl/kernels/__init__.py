@@ -1,2 +1,2 @@
-"""Hand-written kernels. A module named `*_triton` is imported on CUDA only; the torch version
-beside it defines its result."""
+"""Hand-written kernels, in rooms by operation. A module named `*_triton` or `*_gluon` is imported on CUDA only; the
+torch version beside it, if there is one, defines its result."""
