@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """All-reduce in one step: every rank writes its message into the memory of all ranks, and each adds up what it
 received. Short messages are bound by latency, and one write has the least; NCCL takes two or three.
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Decode attention of rows that share the beginning of their context (cascade attention, Juravsky et al.,
 arXiv:2402.05099), over the paged pool, in two kernels.
 

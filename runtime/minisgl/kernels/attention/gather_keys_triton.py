@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """`locate_keys` and `gather_keys` on CUDA: one launch per step and one per layer. The number of keys is only on the
 device, so a captured launch serves any number."""
 

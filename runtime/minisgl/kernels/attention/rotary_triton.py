@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """`rotate_and_store` on CUDA: one launch, one read of the projection's output. A program takes a few heads of one
 token: only queries, only keys or only values."""
 

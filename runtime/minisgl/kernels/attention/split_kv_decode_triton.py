@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Decode attention of very few rows over the paged KV pool, in two kernels: the context of each row is divided among
 many programs, whose partial results are then combined (FlashDecoding; arXiv:2402.05099, section 3.3, has the formulas).
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Decode attention of many rows of different lengths over the paged KV pool, for Hopper. It reads all keys and values
 once, so it is fast if the whole GPU reads until the end.
 

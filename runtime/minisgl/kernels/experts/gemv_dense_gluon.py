@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """Selection of experts and their feed-forward for very few tokens on CUDA, in two launches: each warp selects the
 experts itself and multiplies one row of an expert with one token, with all loads in flight at once.
 

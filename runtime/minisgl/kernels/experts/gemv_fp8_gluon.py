@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """As `gemv_dense_gluon`, with weights in FP8 and a scale per block of 128 × 128: selection of experts and their
 feed-forward for very few tokens in two launches. Tokens stay in 16 bits; weights become float32 in registers."""
 

@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """As `gemv_dense_gluon`, with weights of 4 bits: selection of experts and their feed-forward for very few tokens in
 two launches, each of which multiplies one token on the tensor cores as `int4_gemv_gluon` does."""
 

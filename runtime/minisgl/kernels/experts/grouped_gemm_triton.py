@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Feed-forward of the selected experts on CUDA for a decode step or a short prompt. It reads the experts' weights once:
 the programs of an expert multiply them with all of its tokens, padded to the size of a tensor-core product.
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Pairs of each expert, and rows in the order of `skinny_gluon`, in one launch on CUDA."""
 
 import torch

@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """Selection of each token's experts on CUDA, in one launch instead of a softmax, a sort and a division.
 
 It is written in Gluon, Triton's lower level, because a layout there can give each warp its own token, whose best expert

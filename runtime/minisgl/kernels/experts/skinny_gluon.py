@@ -1,5 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
 """Feed-forward of the selected experts with weights in INT4 or in FP8 blocks, for a few tokens of each expert. A
 program reads the weights of some outputs of one expert once for up to 16 of its tokens, straight into the registers
 from which the tensor cores take them, as in `int4_gemv_gluon`. Each of its warps has all inputs of its own outputs.

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """`start_next` and `wait_for_previous` of `dependent_launch_triton` for kernels in Gluon."""
 
 from triton.experimental import gluon

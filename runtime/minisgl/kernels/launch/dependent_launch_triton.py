@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Programmatic dependent launch: the programs of a kernel start while the previous kernel still runs, which hides its
 launch and its reads of weights (CUDA C++ Programming Guide, "Programmatic Dependent Launch").
 

@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """x W^T for a few rows on CUDA. Such a product is one read of W, and cuBLAS does not reach memory bandwidth (0.24 to
 0.5 of it for Qwen3-0.6B on an H100): too few of its large tiles are in flight.
 

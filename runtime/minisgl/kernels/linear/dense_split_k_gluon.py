@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """x W^T for a decode batch on Hopper. For small batches such a product is one read of W; for a small W that takes less
 time than a kernel launch and one memory latency. So a program fills its shared memory with its part of W while the
 previous kernel still runs, and then only waits for x. About as many programs run as the GPU has multiprocessors: where

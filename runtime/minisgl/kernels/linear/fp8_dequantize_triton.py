@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Weights in FP8 blocks to 16 bits on CUDA, for products that have no kernel for FP8."""
 
 import torch

@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """One row times W^T in FP8 on Hopper, with a scale per block of 128 × 128 weights or per output. The row stays in 16
 bits; weights become float32 in registers.
 

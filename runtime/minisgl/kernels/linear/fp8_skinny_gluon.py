@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """x W^T in FP8 on Hopper, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights, or per row and
 per output.
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Words of four FP8 weights to float32 or bfloat16, and of the four inputs that they are multiplied with, in registers.
 
 A loop keeps words in registers: single FP8 numbers would each take one."""

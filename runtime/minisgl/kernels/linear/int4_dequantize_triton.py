@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Weights of 4 bits to bfloat16 on CUDA, for products of many rows, which cuBLAS then computes."""
 
 import torch

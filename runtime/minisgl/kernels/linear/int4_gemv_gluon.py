@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """x W^T with weights of 4 bits for one row. Such a product is one read of W. Each warp reads its weights from memory
 straight into the registers from which the tensor cores take them, all before it multiplies and, as they do not change,
 while the previous kernel still runs. Weights minus their zero point are exact in bfloat16; the sums of a group are

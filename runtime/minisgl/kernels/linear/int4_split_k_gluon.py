@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """x W^T with weights of 4 bits for a batch on Hopper. Weights go from memory straight into the registers from which the
 tensor cores take them, some steps ahead; the order of `int4_packed` puts into each thread's words the weights that it
 multiplies. They become bfloat16 there, rounded once. Only x passes through shared memory.

@@ -1,6 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# mypy: disable-error-code="assignment, attr-defined, var-annotated"
-# ruff: noqa: RUF005 (a kernel cannot unpack a tuple into another)
 """x W^T with weights of 4 bits for up to 128 rows on Hopper, as partial sums.
 
 Tiles of outputs rarely fill whole waves of programs: the 544 of gate and up of Qwen3-14B take two, where 528 programs

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Sum of the partial sums of a product on CUDA, for consumers other than a norm, which adds them up by itself."""
 
 import torch

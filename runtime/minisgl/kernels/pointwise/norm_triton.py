@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """RMSNorm on CUDA, with the addition to the residual stream in the same pass: one read and one write of each."""
 
 import torch

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Activations to FP8 on CUDA: alone, behind SiLU × up, and behind the norm at the beginning of a block."""
 
 import torch

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The few columns of a row that can have one of its largest logits.
 
 A bound that k groups of columns reach is reached by at least k columns, so no column below it is among the k largest.

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Sample the rows with filters or logits processors, after `scan_logits`.
 
 `sample_candidates` decides nearly all rows from a few hundred numbers each. Rows of which it needs to see more, such as

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Log-probabilities of sampled and most likely tokens, after `scan_logits`: one program per row, which reads the groups
 of columns that can have one of the largest logits."""
 

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The random numbers of `random_bits`, in uint32 arithmetic inside a kernel.
 
 Constants are literals: several kernels call these functions, and Triton leaves the values of names out of the hash of

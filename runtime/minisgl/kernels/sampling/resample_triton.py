@@ -1,4 +1,3 @@
-# mypy: allow-untyped-calls
 """`resample` and log-probabilities on CUDA: four launches without host decisions, which a graph can capture."""
 
 from __future__ import annotations

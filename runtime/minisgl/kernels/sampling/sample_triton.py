@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """`sample` on CUDA: one read of the logits, whatever their dtype, and no temporary of their size."""
 
 import math

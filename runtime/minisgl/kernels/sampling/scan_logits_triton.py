@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """First pass over the logits of rows with filters, logits processors or log-probabilities: one read, divided over many
 programs.
 
