@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar
 import msgspec
 from msgspec import Meta
 
+from minisgl import hopper
 from minisgl.errors import CodedError
 from minisgl.options import Count, Fraction, Index, Milliseconds, closest, option, options_of
 
@@ -25,8 +26,8 @@ MAX_RUNNING: Final = 1 << 16
 """Largest number of rows of the tables, which are allocated at the start."""
 DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
 """Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
-DEFAULT_STEP_TOKENS: Final = 64 * 132
-"""Matrix products of so many rows fill whole waves of the 132 multiprocessors of an H100 or H200 with tiles of 128."""
+DEFAULT_STEP_TOKENS: Final = 64 * hopper.MULTIPROCESSORS
+"""Matrix products of so many rows fill whole waves of the multiprocessors of an H100 or H200 with tiles of 128."""
 ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "fa3")
 
 Rows = Annotated[int, Meta(ge=1, le=MAX_RUNNING)]

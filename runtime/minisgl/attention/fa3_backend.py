@@ -15,6 +15,7 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.hopper import MULTIPROCESSORS
 from minisgl.kernels.attention.fa3 import attend_segments, load_fa3
 from minisgl.kernels.attention.gather_keys import gather_keys, locate_keys
 from minisgl.kernels.attention.key_rows import GUARD, KeyRows
@@ -24,8 +25,6 @@ _LEAST_KEYS: Final = 32_768
 """Keys that the copy has place for even if no sequence is as long: steps may have many segments."""
 _COPY_BYTES: Final = 1 << 30
 """Most bytes of the copy. Steps with a longer sequence use the fallback."""
-_PROGRAMS: Final = 132
-"""Programs of the kernel: one per multiprocessor of a Hopper GPU."""
 _TILE_ROWS: Final = 128
 _SPLIT_KEYS: Final = 512
 """Least keys of a split."""
@@ -208,4 +207,4 @@ def _cuts(ends: IntArray, most_keys: int) -> list[int]:
 def _splits(tiles: int, longest_key: int) -> int:
     """Programs that share the keys of a tile of queries. A tile that reads all keys alone would take long where there
     are fewer tiles than multiprocessors. Few tiles also bound the memory of partial results."""
-    return max(min(_PROGRAMS // tiles, longest_key // _SPLIT_KEYS, _MOST_SPLITS), 1)
+    return max(min(MULTIPROCESSORS // tiles, longest_key // _SPLIT_KEYS, _MOST_SPLITS), 1)

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
+from minisgl.hopper import SHARED_MEMORY
 from minisgl.kernels.attention.stream_k_decode_gluon import _attend
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
@@ -19,7 +20,6 @@ from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreted_balanced import CASES
 from support.kernels.interpreter import interpreted
 
-SHARED_MEMORY = 227 << 10
 RESERVED = 1 << 10
 """Bytes of shared memory per program."""
 

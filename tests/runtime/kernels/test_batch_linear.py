@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
+from minisgl.hopper import SHARED_MEMORY
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.linear.dense_split_k_gluon import MAX_ROWS, MIN_ROWS, Tile, _batch_linear, _choose
 from minisgl.models.config import ModelConfig
@@ -18,7 +19,6 @@ from support.kernels.compiled_kernel import compiled, map_type
 SMALL = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
 ODD = {"qkv": (1152, 896), "o": (896, 896), "gate_up": (9728, 896), "down": (896, 4864)}
 """Products of Qwen2.5-0.5B."""
-SHARED_MEMORY = 227 << 10
 
 
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("triton")
 
+from minisgl.hopper import SHARED_MEMORY
 from minisgl.kernels.attention import cascade_decode_triton
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_cascade import CASES
 from support.kernels.interpreter import interpreted
 
-SHARED_MEMORY = 227 << 10
 """Bytes of shared memory of a multiprocessor of a Hopper GPU."""
 
 

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from minisgl.hopper import SHARED_MEMORY
 from minisgl.kernels.experts import grouped_gemm_triton, skinny_gluon
 from minisgl.kernels.experts.grouped_gemm_triton import Tiles, choose_tiles
 from support.kernels.compiled_kernel import compiled
@@ -24,7 +25,7 @@ def test_experts_match_float64(name: str, errors: dict[str, float]) -> None:
     assert errors[name] < 1e-3
 
 
-@pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 163 << 10), (89, 99 << 10), (90, 227 << 10)])
+@pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 163 << 10), (89, 99 << 10), (90, SHARED_MEMORY)])
 @pytest.mark.parametrize("width", [768, 96])
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
 def test_tiles_fit_into_shared_memory(pairs_per_expert: int, width: int, architecture: int, shared_memory: int) -> None:
@@ -35,14 +36,14 @@ def test_tiles_fit_into_shared_memory(pairs_per_expert: int, width: int, archite
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
 def test_tiles_of_experts_in_fp8_fit_into_shared_memory(pairs_per_expert: int, width: int) -> None:
     types = {"weight": "*fp8e4nv", "scales": "*fp32"}
-    compile_kernels(choose_tiles(pairs_per_expert, width, quantized=True), width, 90, 227 << 10, types, scaled=128)
+    compile_kernels(choose_tiles(pairs_per_expert, width, quantized=True), width, 90, SHARED_MEMORY, types, scaled=128)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32])
 def test_tiles_of_experts_in_int4_fit_into_shared_memory(pairs_per_expert: int, groups: int) -> None:
     types = {"weight": "*i32", "scales": "*i32"}
-    compile_kernels(choose_tiles(pairs_per_expert, 768, quantized=True), 768, 90, 227 << 10, types, groups=groups)
+    compile_kernels(choose_tiles(pairs_per_expert, 768, quantized=True), 768, 90, SHARED_MEMORY, types, groups=groups)
 
 
 @pytest.mark.parametrize("groups", [0, 1, 2])

@@ -15,13 +15,12 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
 from minisgl.engine.start.warm_up import _TOKENS
+from minisgl.hopper import MULTIPROCESSORS, SHARED_MEMORY
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.linear.fp8_persistent_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, share, takes_batch
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 
-PROGRAMS = 132
-SHARED_MEMORY = 227 << 10
 QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
 
 
@@ -50,7 +49,7 @@ def test_each_block_of_each_tile_is_multiplied_once(rows: int, outputs: int, blo
 def test_it_takes_the_products_for_which_it_is_faster() -> None:
     def taken(rows: int, *, per_channel: bool = False) -> set[str]:
         products = QWEN3_14B.items()
-        return {name for name, shape in products if takes_batch(rows, *shape, PROGRAMS, per_channel=per_channel)}
+        return {name for name, shape in products if takes_batch(rows, *shape, MULTIPROCESSORS, per_channel=per_channel)}
 
     assert taken(8) == set()
     assert taken(64) == {"gate_up"}
@@ -66,7 +65,7 @@ def test_it_takes_the_products_for_which_it_is_faster() -> None:
 
 
 def test_cublas_gets_no_scales_that_are_not_aligned() -> None:
-    assert takes_batch(256, 7168, 5120 + 128, PROGRAMS)
+    assert takes_batch(256, 7168, 5120 + 128, MULTIPROCESSORS)
 
 
 @pytest.mark.parametrize("quantization", ["fp8-block", "fp8"])
@@ -111,10 +110,10 @@ def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int], *, per_channe
     # Ranks have weights of 16 bits where they would have a part of 128 inputs or outputs.
     shapes = [shape for shape in shapes if shape[0] % 128 == 0 and shape[1] % 128 == 0]
     return {
-        share(rows, *shape, PROGRAMS).tall
+        share(rows, *shape, MULTIPROCESSORS).tall
         for rows in sizes
         for shape in shapes
-        if takes_batch(rows, *shape, PROGRAMS, per_channel=per_channel)
+        if takes_batch(rows, *shape, MULTIPROCESSORS, per_channel=per_channel)
     }
 
 

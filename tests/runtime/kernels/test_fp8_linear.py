@@ -12,6 +12,7 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
 from minisgl.engine.start.warm_up import _TOKENS
+from minisgl.hopper import MULTIPROCESSORS, SHARED_MEMORY
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.linear.fp8_skinny_gluon import Tile, _fp8_linear, fp8_tile
 from minisgl.models.config import ModelConfig
@@ -21,8 +22,6 @@ from support.kernels.interpreter import interpreted
 
 QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
 ODD = {"qkv": (1152, 896), "gate_up": (9728, 896), "one block": (128, 128)}
-SHARED_MEMORY = 227 << 10
-MULTIPROCESSORS = 132
 
 
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
+from minisgl.hopper import REGISTERS, SHARED_MEMORY
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.experts import gemv_int4_gluon, int4_pairs_triton
 from minisgl.kernels.linear.int4_choose import int4_tile
@@ -21,7 +22,6 @@ from support.kernels.compiled_kernel import compiled, map_type
 from support.kernels.interpreter import interpreted
 
 QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
-SHARED_MEMORY = 227 << 10
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
@@ -48,7 +48,7 @@ def test_spans_share_all_steps_and_run_at_the_same_time(outputs: int, inputs: in
     turns = -(-inputs // (128 * tile.ahead))
     count = outputs // (16 * tile.warps) * turns
     programs = -(-count // tile.each)
-    at_once = min((1 << 16) // (32 * tile.warps * tile.registers), SHARED_MEMORY // (shared_memory(tile) + 1024))
+    at_once = min(REGISTERS // (32 * tile.warps * tile.registers), SHARED_MEMORY // (shared_memory(tile) + 1024))
     assert at_once >= 1 and programs <= 132 * at_once
     # The first program of a tile counts from the same turn as the kernel.
     parts = [{turn // tile.each for turn in range(first, first + turns)} for first in range(0, count, turns)]

@@ -5,13 +5,14 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.hopper import MULTIPROCESSORS
 from minisgl.kernels.attention.key_rows import GUARD, KeyRows
 
 _BLOCK = 256
 _MOST_BLOCKS = 64
 """Programs of a segment; each takes every so many blocks."""
-_PROGRAMS = 528
-"""Programs of a copy: four per multiprocessor of a Hopper GPU."""
+_PROGRAMS = 4 * MULTIPROCESSORS
+"""Programs of a copy."""
 _PROGRAM_BYTES = 32 << 10
 """Bytes that a program copies at a time."""
 

@@ -32,10 +32,11 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import build as c_modules
 from triton.runtime.driver import driver
 
+from minisgl import hopper
 from minisgl.kernels.build.errors import KernelBuildError
 from minisgl.kernels.compile.triton_cache import SUBFOLDER
 
-_MULTIPROCESSORS: Final = {9: 132}
+_MULTIPROCESSORS: Final = {9: hopper.MULTIPROCESSORS}
 """Multiprocessors of server GPUs, by the major number of the architecture."""
 
 

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from minisgl.hopper import MULTIPROCESSORS, SHARED_MEMORY
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
 from minisgl.kernels.launch.tensor_maps_gluon import tile_map
@@ -31,13 +32,12 @@ MAX_ROWS = 256
 
 _LARGEST = 9 << 20
 """Most elements of W."""
-_PROGRAMS = 132
-"""Programs: one per multiprocessor of a Hopper GPU."""
+_PROGRAMS = MULTIPROCESSORS
 _FEW_PROGRAMS = 16
 _MOST_SPLITS = 4
 """Most splits: more cost the next norm more time than they save here."""
-_SHARED_MEMORY = 192 << 10
-"""Bytes for the stages of a program; below the limit, to leave space for kernels that run at the same time."""
+_SHARED_MEMORY = SHARED_MEMORY - (35 << 10)
+"""Bytes for the stages of a program, which leave space for kernels that run at the same time."""
 _LINE = gl.constexpr(64)
 """Elements per cache line."""
 _MOST_LINES = 16

@@ -14,6 +14,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from minisgl.hopper import MULTIPROCESSORS
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
 from minisgl.kernels.linear.fp8_unpack_gluon import four_floats, four_inputs
@@ -28,9 +29,9 @@ _WEIGHT_REGISTERS = 40
 """Registers of a thread for the tiles of W that it reads ahead."""
 _LONG_WEIGHT_REGISTERS = 80
 """The same with long inputs, where a multiprocessor has one program."""
-_PROGRAMS = 396
-"""Programs: three per multiprocessor of a Hopper GPU, as many as have enough registers."""
-_LONG_PROGRAMS = 132
+_PROGRAMS = 3 * MULTIPROCESSORS
+"""Programs: as many as have enough registers."""
+_LONG_PROGRAMS = MULTIPROCESSORS
 _REGISTERS = 168
 
 

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from minisgl.hopper import MULTIPROCESSORS, SHARED_MEMORY
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
 from minisgl.kernels.launch.tensor_maps_gluon import row_map, tile_map
@@ -32,12 +33,11 @@ _MAX_ROWS = 64
 _MAX_ROWS_IN_PARTS = 128
 _OUTPUTS = 64
 """Rows of W that the tensor cores take at a time."""
-_MULTIPROCESSORS = 132
 _PROGRAMS = 352
 """Most programs to which splits may lead: two to three per multiprocessor."""
 _MOST_SPLITS = 4
-_SHARED_MEMORY = 226_000
-"""Bytes of a multiprocessor. All programs should run at once: another wave of them is nearly empty at its end."""
+_SHARED_MEMORY = SHARED_MEMORY - (6 << 10)
+"""Bytes for blocks of a multiprocessor. All programs should run at once: another wave is nearly empty at the end."""
 _MOST_BLOCKS = 12
 """Most blocks of inputs in the stages of a program."""
 _MANY_ROWS_STAGES = 3
@@ -178,7 +178,7 @@ def fp8_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool) -> Tile | 
     programs, splits = triton.cdiv(rows, tile_rows) * (outputs // _OUTPUTS), 1
     while in_parts and splits < _MOST_SPLITS and programs * 2 * splits <= _PROGRAMS and 2 * splits <= blocks:
         splits *= 2
-    room = _SHARED_MEMORY // triton.cdiv(programs * splits, _MULTIPROCESSORS)
+    room = _SHARED_MEMORY // triton.cdiv(programs * splits, MULTIPROCESSORS)
     block = (tile_rows + _OUTPUTS) * BLOCK + 4 * max(tile_rows, 32)
     of_split = triton.cdiv(blocks, splits)
     for together in (4, 2):

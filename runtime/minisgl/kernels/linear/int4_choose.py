@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 import torch
 
+from minisgl.hopper import MULTIPROCESSORS, REGISTERS
 from minisgl.kernels.linear.int4_gemv_gluon import RowTile, int4_row
 from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS
 from minisgl.kernels.linear.int4_split_k_gluon import BatchTile, int4_batch
@@ -21,7 +22,7 @@ _MANY_OUTPUTS: Final = 16384
 
 _MANY_INPUTS: Final = 16384
 """Inputs from which spans are faster for one row too, if the consumer adds up the parts."""
-_WAVE: Final = 1056
+_WAVE: Final = 8 * MULTIPROCESSORS
 """Programs of two warps that run at the same time, each with 16 outputs of one row."""
 _FEWEST_STEPS: Final = 4
 """Steps of 128 inputs of such a program: with fewer, adding up the parts takes longer than it saves."""
@@ -31,13 +32,10 @@ _MOST_ROW_SPLITS: Final = 10
 _AHEAD: Final = {5120: 2}
 """Steps of each warp that are read ahead for one row and many outputs, by inputs; 3 for others."""
 
-_MULTIPROCESSORS: Final = 132
-_REGISTERS: Final = 1 << 16
-"""Registers of a multiprocessor."""
 _MOST_PARTS: Final = 8
 """Parts of an output: more take the consumer longer than the product gains from more programs."""
 
-_PROGRAMS: Final = 264
+_PROGRAMS: Final = 2 * MULTIPROCESSORS
 """Programs of a batch that run at the same time."""
 _MOST_SPLITS: Final = 6
 _COPIED_ROWS: Final = 64
@@ -85,7 +83,7 @@ def spans_tile(
     rows: int, outputs: int, inputs: int, *, ahead: int, slots: int, warps: int, registers: int
 ) -> SpansTile:
     """A tile whose programs run at the same time and share all turns equally."""
-    programs = _REGISTERS // (32 * warps * registers) * _MULTIPROCESSORS
+    programs = REGISTERS // (32 * warps * registers) * MULTIPROCESSORS
     tiles, turns = outputs // (16 * warps), -(-inputs // (INPUTS * ahead))
     # So that an output has no more parts than the limit.
     each = max(-(-tiles * turns // programs), -(-turns // (_MOST_PARTS - 1)))
