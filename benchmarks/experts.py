@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.experts.gemv_dense_gluon import run_experts_vector
-from minisgl.kernels.experts.gemv_int4_gluon import run_int4_experts_vector
+from minisgl.kernels.experts.gemv_gluon import run_experts_gemv
 from minisgl.kernels.experts.grouped_gemm_triton import Scales, Tiles, choose_tiles, run_chosen, weighted_sum
 from minisgl.kernels.experts.skinny_gluon import run_experts_rows
 from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, pack_scales
@@ -59,7 +58,7 @@ Implementation = Callable[[torch.Tensor, torch.Tensor, DenseWeight, DenseWeight]
 
 
 def by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: DenseWeight, down: DenseWeight) -> torch.Tensor:
-    return run_experts_vector(x, logits, gate_up.values, down.values, TOP_K, renormalize=True)
+    return run_experts_gemv(x, logits, gate_up.values, down.values, TOP_K, renormalize=True)
 
 
 def by_tiles(
@@ -103,7 +102,8 @@ def fp8_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down
 
 
 def fp8_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Fp8Weight, down: Fp8Weight) -> torch.Tensor:
-    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up.tensors, *down.tensors)
+    scales = Scales(gate_up.scales, down.scales)
+    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), gate_up.values, down.values, scales)
 
 
 def fp8_implementations(tokens: int) -> dict[str, Fp8Implementation]:
@@ -143,11 +143,13 @@ def int4_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, do
 
 
 def int4_by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
-    return run_int4_experts_vector(x, logits, *gate_up.tensors, *down.tensors, TOP_K, renormalize=True)
+    scales = Scales(gate_up.scales, down.scales)
+    return run_experts_gemv(x, logits, gate_up.values, down.values, TOP_K, scales, renormalize=True)
 
 
 def int4_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
-    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), *gate_up.tensors, *down.tensors)
+    scales = Scales(gate_up.scales, down.scales)
+    return run_experts_rows(x, *route(logits, TOP_K, renormalize=True), gate_up.values, down.values, scales)
 
 
 def int4_by_tiles(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import support.kernels.experts
-from minisgl.kernels.experts import gemv_dense_gluon, gemv_fp8_gluon, gemv_int4_gluon, skinny_gluon
+from minisgl.kernels.experts import gemv_gluon, skinny_gluon
 from minisgl.kernels.experts.grouped_gemm_triton import MAX_TOKENS, fits
 from minisgl.kernels.launch import dependent_launch_triton
 from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
@@ -107,7 +107,7 @@ def test_other_activations_use_the_fallback() -> None:
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("tokens", range(1, gemv_dense_gluon.MAX_TOKENS + 1))
+@pytest.mark.parametrize("tokens", range(1, gemv_gluon.MAX_TOKENS + 1))
 @pytest.mark.parametrize(
     ("sizes", "dtype"), [*((sizes, torch.bfloat16) for sizes in SIZES.values()), (FEW, torch.float16)], ids=str
 )
@@ -117,7 +117,7 @@ def test_selection_and_experts_in_one_launch(sizes: Sizes, tokens: int, renormal
     # Some of them are equal.
     logits = (2 * logits).round(decimals=1).to(dtype)
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-    assert gemv_dense_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width)
+    assert gemv_gluon.fits(x, down, sizes.top_k)
     ours = mixture(
         x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, sizes.top_k, renormalize=renormalize
     )
@@ -129,7 +129,7 @@ def test_selection_and_experts_of_30b_a3b_in_one_launch(renormalize: bool) -> No
     x, gate_up, down = draw(QWEN3_30B, 1, torch.bfloat16)
     logits = torch.randn(1, 128, generator=torch.Generator("cuda").manual_seed(0), device="cuda").bfloat16()
     shares, experts = route(logits, 8, renormalize=renormalize)
-    assert gemv_dense_gluon.fits(x, 128, 8, QWEN3_30B.width)
+    assert gemv_gluon.fits(x, down, 8)
     ours = mixture(x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, 8, renormalize=renormalize)
     check(ours, x, shares, experts, gate_up, down)
 
@@ -160,7 +160,7 @@ def test_experts_in_fp8(name: str, tokens: int, renormalize: bool) -> None:
     logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     logits = logits.bfloat16()
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-    assert gemv_fp8_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
+    assert gemv_gluon.fits(x, stored[1].values, sizes.top_k) is (tokens <= 3)
     with poisoned_outputs():
         ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
     dense = [each.dequantized(torch.float32) for each in stored]
@@ -180,7 +180,7 @@ def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: b
     logits = torch.randn(tokens, sizes.experts, generator=torch.Generator("cuda").manual_seed(0), device="cuda")
     logits = logits.bfloat16()
     shares, experts = route(logits, sizes.top_k, renormalize=renormalize)
-    assert gemv_int4_gluon.fits(x, sizes.experts, sizes.top_k, sizes.width) is (tokens <= 3)
+    assert gemv_gluon.fits(x, stored[1].values, sizes.top_k) is (tokens <= 3)
     with poisoned_outputs():
         ours = mixture(x, logits, *stored, silu_and_mul, sizes.top_k, renormalize=renormalize)
     dense = [exact_int4(each) for each in stored]

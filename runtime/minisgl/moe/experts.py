@@ -26,10 +26,12 @@ def run_experts(
     The order of sums is fixed on every device. On CUDA all shapes follow from T and nothing waits for the device, so
     the call can be captured in a graph, except where a GPU has no kernel for torch's grouped product.
     """
-    if x.is_cuda and activation is silu_and_mul:
-        for kernel in down.expert_kernels().chosen:
-            if kernel.fits(x, experts.shape[1]):
-                return kernel.run(x, weights, experts, *gate_up.tensors, *down.tensors)
+    if x.is_cuda and activation is silu_and_mul and down.has_expert_kernels:
+        from minisgl.kernels.experts import choose
+
+        out = choose.run(x, weights, experts, gate_up.tensors, down.tensors)
+        if out is not None:
+            return out
     # With many tokens, the products take longer than this pass over quantized weights.
     dense = gate_up.dequantized(x.dtype), down.dequantized(x.dtype)
     if x.is_cuda and x.dtype == torch.bfloat16:

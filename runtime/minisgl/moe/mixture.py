@@ -21,10 +21,12 @@ def mixture_of_experts(
     renormalize: bool,
 ) -> torch.Tensor:
     """x [T, H], router_logits [T, E], gate_up [E, 2 N, H], down [E, H, N] to [T, H]."""
-    if x.is_cuda and activation is silu_and_mul:
-        for kernel in down.expert_kernels().routing:
-            if kernel.fits(x, top_k):
-                tensors = *gate_up.tensors, *down.tensors
-                return kernel.run(x, router_logits, *tensors, top_k, renormalize=renormalize)
+    if x.is_cuda and activation is silu_and_mul and down.has_expert_kernels:
+        from minisgl.kernels.experts import choose
+
+        both = gate_up.tensors, down.tensors
+        out = choose.select_and_run(x, router_logits, *both, top_k, renormalize=renormalize)
+        if out is not None:
+            return out
     weights, chosen = route(router_logits, top_k, renormalize=renormalize)
     return run_experts(x, weights, chosen, gate_up, down, activation)

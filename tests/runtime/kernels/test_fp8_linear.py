@@ -17,6 +17,7 @@ from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.linear.fp8_skinny_gluon import Tile, _fp8_linear, fp8_tile
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
+from support.kernels.experts import weights_of_experts
 from support.kernels.interpreted_fp8_rows import CASES
 from support.kernels.interpreter import interpreted
 
@@ -78,8 +79,8 @@ def test_a_model_with_experts_in_fp8_launches_their_kernels() -> None:
         with launches.recorded(Architecture.parse("9.0a")):
             rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
         files = {name.split(".")[-2] for name, _ in launches.keys}
-        assert ("gemv_fp8_gluon" in files) is ("fp8_dequantize_triton" in files) is kept
-        assert ("gemv_dense_gluon" in files) is not kept
+        assert ("fp8_dequantize_triton" in files) is kept
+        assert weights_of_experts(launches) == {"*fp8e4nv" if kept else "*bf16"}
         assert "grouped_gemm_triton" in files
 
 

@@ -12,13 +12,14 @@ from minisgl.config import EngineConfig
 from minisgl.engine.start.rehearsal import rehearse
 from minisgl.hopper import REGISTERS, SHARED_MEMORY
 from minisgl.kernels.build.triton import Architecture, Launches
-from minisgl.kernels.experts import gemv_int4_gluon, int4_pairs_triton
+from minisgl.kernels.experts import gemv_gluon, int4_pairs_triton
 from minisgl.kernels.linear.int4_choose import int4_tile
 from minisgl.kernels.linear.int4_gemv_gluon import RowTile, _int4_row
 from minisgl.kernels.linear.int4_split_k_gluon import BatchTile, _int4_batch
 from minisgl.kernels.linear.int4_stream_k_gluon import SpansTile, _int4_spans
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
+from support.kernels.experts import weights_of_experts
 from support.kernels.interpreter import interpreted
 
 QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "down": (5120, 17408)}
@@ -78,8 +79,8 @@ def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
         with launches.recorded(Architecture.parse("9.0a")):
             rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
         files = {name.split(".")[-2] for name, _ in launches.keys}
-        assert ({"gemv_int4_gluon", "skinny_gluon", "int4_pairs_triton"} <= files) is kept
-        assert ("gemv_dense_gluon" in files) is not kept
+        assert ({"skinny_gluon", "int4_pairs_triton"} <= files) is kept
+        assert weights_of_experts(launches) == {"*i32" if kept else "*bf16"}
         assert "grouped_gemm_triton" in files
 
 
@@ -129,11 +130,11 @@ def test_the_kernel_for_one_row_compiles_for_hopper(inputs: int, gated: bool, gr
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("width", [768, 384])
 def test_the_kernels_for_experts_compile_for_hopper(width: int, groups: int) -> None:
-    types = dict.fromkeys(("x", "logits", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32")
+    types = dict.fromkeys(("x", "logits", "out"), "*bf16") | dict.fromkeys(("weight", "scales"), "*i32")
     sizes = {"HIDDEN": 2048, "WIDTH": width, "EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "GROUPS": groups, "PDL": True}
     for kernel, warps, more in (
-        (gemv_int4_gluon._gate_up, gemv_int4_gluon._GATE_UP_WARPS, {}),
-        (gemv_int4_gluon._down, gemv_int4_gluon._DOWN_WARPS, {"RENORMALIZE": False}),
+        (gemv_gluon._gate_up, gemv_gluon._WARPS, {}),
+        (gemv_gluon._down, gemv_gluon._INT4_DOWN_WARPS, {"RENORMALIZE": False}),
     ):
         assert compiled(kernel, types, sizes | more, options={"num_warps": warps}).asm["cubin"]
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import one_shot_all_reduce_triton
 from minisgl.kernels.attention import gather_keys_triton, rotary_triton, split_kv_decode_triton
-from minisgl.kernels.experts import gemv_dense_gluon, gemv_fp8_gluon, grouped_gemm_triton, routing_gluon
+from minisgl.kernels.experts import gemv_gluon, grouped_gemm_triton, routing_gluon
 from minisgl.kernels.linear import dense_skinny_triton, fp8_dequantize_triton, fp8_gemv_gluon
 from minisgl.kernels.pointwise import activation_triton, norm_triton, step_inputs_triton
 from minisgl.kernels.sampling import sample_triton
@@ -135,22 +135,22 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             for renormalize in (False, True)
             for kernel, sizes in (
                 (routing_gluon._route, {}),
-                (gemv_dense_gluon._down, {"WIDTH": 384, "OUTPUTS": 2048}),
+                (gemv_gluon._down, {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0}),
             )
         ),
-        (gemv_dense_gluon._gate_up, EXPERTS, CHOICE | {"INPUTS": 2048, "WIDTH": 768}),
+        (gemv_gluon._gate_up, EXPERTS, CHOICE | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0}),
         *(
             (
-                gemv_fp8_gluon._down,
+                gemv_gluon._down,
                 FP8_EXPERTS,
-                CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "RENORMALIZE": renormalize},
+                CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0, "RENORMALIZE": renormalize},
             )
             for renormalize in (False, True)
         ),
         (
-            gemv_fp8_gluon._gate_up,
+            gemv_gluon._gate_up,
             FP8_EXPERTS,
-            CHOICE | {"INPUTS": 2048, "WIDTH": 768},
+            CHOICE | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0},
         ),
         *(
             (

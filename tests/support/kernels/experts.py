@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import ast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,6 +13,9 @@ from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.moe.experts import experts_one_by_one
+
+if TYPE_CHECKING:
+    from minisgl.kernels.build.triton import Launches
 
 
 class Sizes(NamedTuple):
@@ -62,6 +66,15 @@ def exact_int4(weight: Int4Weight) -> torch.Tensor:
     groups = numbers.unflatten(1, (scales.shape[1], -1)) - zeros[..., None]
     exact: torch.Tensor = (groups * scales[..., None]).view(weight.shape)
     return exact
+
+
+def weights_of_experts(launches: Launches) -> set[str]:
+    """Types of the weights that the kernels for very few tokens were launched with."""
+    return {
+        ast.literal_eval(key[: key.index("{")])[2][0]
+        for name, key in launches.keys
+        if name.startswith("minisgl.kernels.experts.gemv_gluon.")
+    }
 
 
 def choices(sizes: Sizes, tokens: int) -> torch.Tensor:

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from minisgl.kernels.experts.grouped_gemm_triton import pairs_of_experts, weighted_sum, width_of
+from minisgl.kernels.experts.grouped_gemm_triton import Scales, pairs_of_experts, weighted_sum, width_of
 from minisgl.kernels.experts.int4_pairs_triton import pairs_and_rows
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
@@ -325,6 +325,7 @@ def fits(x: torch.Tensor, down: torch.Tensor, top_k: int) -> bool:
     """Whether `run_experts_rows` supports these shapes."""
     return (
         x.dtype == torch.bfloat16
+        and down.dtype in (torch.float8_e4m3fn, torch.int32)
         and 0 < len(x) * top_k <= _MAX_PAIRS * len(down)
         and x.shape[1] % INPUTS == 0
         and width_of(down) % INPUTS == 0
@@ -337,18 +338,17 @@ def run_experts_rows(
     weights: torch.Tensor,
     experts: torch.Tensor,
     gate_up: torch.Tensor,
-    gate_up_scales: torch.Tensor,
     down: torch.Tensor,
-    down_scales: torch.Tensor,
+    scales: Scales,
 ) -> torch.Tensor:
     """Compute `run_experts` with SiLU for supported shapes; sums are in float32. `weights` and `experts` are
     contiguous. `gate_up` [E, 2 N, hidden] and `down` [E, hidden, N] are in FP8, or words in int32, [E, 2 N / 64,
-    hidden * 8] and [E, hidden / 64, N * 8]; their scales as in `grouped_gemm_triton.Scales`."""
+    hidden * 8] and [E, hidden / 64, N * 8]."""
     (tokens, hidden), top_k, num_experts, width = x.shape, experts.shape[1], len(down), width_of(down)
     if down.dtype == torch.int32:
         registers = _INT4_REGISTERS
-        gate_up_groups = groups_in_piece(gate_up, gate_up_scales)
-        down_groups = groups_in_piece(down, down_scales)
+        gate_up_groups = groups_in_piece(gate_up, scales.gate_up)
+        down_groups = groups_in_piece(down, scales.down)
         pairs_of, counts, x = pairs_and_rows(x, experts, num_experts)
     else:
         registers = _FP8_REGISTERS
@@ -357,12 +357,12 @@ def run_experts_rows(
     common = {"num_warps": _WARPS, "maxnreg": registers, **dependent_launch(x.device)}
     inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // (16 * _WARPS), num_experts)](
-        x, pairs_of, counts, gate_up, gate_up_scales, inner, tokens, HIDDEN=hidden, WIDTH=width, TOP_K=top_k,
+        x, pairs_of, counts, gate_up, scales.gate_up, inner, tokens, HIDDEN=hidden, WIDTH=width, TOP_K=top_k,
         GROUPS=gate_up_groups, **common,
     )  # fmt: skip
     outer = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // (32 * _WARPS), num_experts)](
-        inner, pairs_of, counts, down, down_scales, outer, tokens, WIDTH=width, HIDDEN=hidden, GROUPS=down_groups,
+        inner, pairs_of, counts, down, scales.down, outer, tokens, WIDTH=width, HIDDEN=hidden, GROUPS=down_groups,
         **common,
     )  # fmt: skip
     return weighted_sum(outer, weights)

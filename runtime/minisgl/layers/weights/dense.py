@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.layers.weights.inputs import Input, PreNorm, wide
-from minisgl.layers.weights.weight import ExpertKernels, Kernel, Weight
+from minisgl.layers.weights.weight import Kernel, Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +60,9 @@ class DenseWeight(Weight):
 
         return fits_normed(x, self.values)
 
-    def expert_kernels(self) -> ExpertKernels:
-        from minisgl.kernels.experts import gemv_dense_gluon as vector
-        from minisgl.kernels.experts import grouped_gemm_triton as tiles
-
-        experts, _, width = self.values.shape
-        routing = Kernel(lambda x, top_k: vector.fits(x, experts, top_k, width), vector.run_experts_vector)
-        return ExpertKernels([routing], [Kernel(lambda x, top_k: tiles.fits(x, self.values), tiles.run_experts_cuda)])
+    @property
+    def has_expert_kernels(self) -> bool:
+        return True
 
 
 @functools.cache

@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, E4M3_NAN, SMALLEST, Fp8Rows, dequantize_rows
 from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 from minisgl.layers.weights.blocks import blocks, finite, spread
-from minisgl.layers.weights.experts import quantized_expert_kernels
 from minisgl.layers.weights.formats import Fp8Channels, WeightFormat
 from minisgl.layers.weights.inputs import Input, InputForm, PreNorm
 from minisgl.layers.weights.weight import (
     Draw,
-    ExpertKernels,
     Kernel,
     Matrix,
     NewTensor,
@@ -163,10 +161,9 @@ class Fp8Weight(QuantizedWeight):
         (gain, eps), x, residual = block
         return normed_fp8_row(x, residual, gain, eps, *self.tensors, bias, gated=gated)
 
-    def expert_kernels(self) -> ExpertKernels:
-        from minisgl.kernels.experts.gemv_fp8_gluon import fits, run_fp8_experts_vector
-
-        return quantized_expert_kernels(self, fits, run_fp8_experts_vector)
+    @property
+    def has_expert_kernels(self) -> bool:
+        return True
 
 
 @functools.cache

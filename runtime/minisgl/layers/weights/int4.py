@@ -11,11 +11,10 @@ import torch.nn.functional as F
 from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, WORD, dequantize_words, pack_scales, pack_words
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.blocks import blocks, spread
-from minisgl.layers.weights.experts import quantized_expert_kernels
 from minisgl.layers.weights.formats import Int4Groups, WeightFormat
 from minisgl.layers.weights.inputs import Input, PreNorm, wide
 from minisgl.layers.weights.int4_layouts import read_int4
-from minisgl.layers.weights.weight import Draw, ExpertKernels, Matrix, NewTensor, QuantizedWeight, ReadTensor
+from minisgl.layers.weights.weight import Draw, Matrix, NewTensor, QuantizedWeight, ReadTensor
 
 _DEVIATION: Final = 4.6
 """Standard deviation of numbers 0..15 of equal probability."""
@@ -115,7 +114,6 @@ class Int4Weight(QuantizedWeight):
         out = int4_gated(normed, *self.tensors, bias)
         return silu_and_mul(self.product(normed, bias)) if out is None else out, residual
 
-    def expert_kernels(self) -> ExpertKernels:
-        from minisgl.kernels.experts.gemv_int4_gluon import fits, run_int4_experts_vector
-
-        return quantized_expert_kernels(self, fits, run_int4_experts_vector)
+    @property
+    def has_expert_kernels(self) -> bool:
+        return True

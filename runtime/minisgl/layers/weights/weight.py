@@ -67,16 +67,6 @@ class Kernel(NamedTuple):
     run: Callable[..., torch.Tensor]
 
 
-class ExpertKernels(NamedTuple):
-    """Kernels of the experts of a layer, with SiLU."""
-
-    routing: Sequence[Kernel] = ()
-    """Those that also select the experts: `fits(x, top_k)`, `run(x, router_logits, *gate_up, *down, top_k,
-    renormalize=…)` with the tensors of both weights."""
-    chosen: Sequence[Kernel] = ()
-    """`fits(x, top_k)`, `run(x, weights, experts, *gate_up, *down)`."""
-
-
 class Weight(ABC):
     """W [out, in] of a linear layer, or that of each expert [experts, out, in].
 
@@ -134,9 +124,10 @@ class Weight(ABC):
         product; None: no kernel does."""
         return None
 
-    def expert_kernels(self) -> ExpertKernels:
-        """Kernels for experts with this weight behind the activation, and one of the same kind in front of it."""
-        return ExpertKernels()
+    @property
+    def has_expert_kernels(self) -> bool:
+        """Whether `kernels.experts.choose` knows the `tensors` of this kind."""
+        return False
 
 
 @dataclass(frozen=True, eq=False)

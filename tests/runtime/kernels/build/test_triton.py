@@ -150,7 +150,7 @@ def test_rehearsal_launches_the_kernels_of_an_engine(arch: str, tmp_path: Path) 
     if arch == "qwen3-moe":
         assert {"_route", "_pairs_of_experts", "_weighted_sum"} <= names
         kernels = {name for name, _ in launches.keys}
-        for module in ("grouped_gemm_triton", "gemv_dense_gluon"):
+        for module in ("grouped_gemm_triton", "gemv_gluon"):
             assert {f"minisgl.kernels.experts.{module}._gate_up", f"minisgl.kernels.experts.{module}._down"} <= kernels
 
 
