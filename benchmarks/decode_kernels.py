@@ -42,7 +42,7 @@ from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder, FeedForward
+from minisgl.models.decoder import Angles, Decoder, FeedForward
 
 MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4, "llama-3.2-1b": 16, "qwen2.5-0.5b": 24, "qwen2.5-7b": 4}
 """Number of layers by model: their weights exceed the L2 cache and leave enough device memory."""
@@ -74,7 +74,7 @@ class StoreOnly:
 
     def __init__(self, model: Decoder, rows: int) -> None:
         config = model.config
-        shape = (len(model.layers), -(-rows // PAGE) + 1, PAGE, model.num_kv_heads_local, config.head_dim)
+        shape = (len(model.layers), -(-rows // PAGE) + 1, PAGE, model.num_kv_heads_local, config.attention.head_dim)
         self.keys, self.values = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv")
         self.locations = torch.arange(rows, device="cuda")
 
@@ -96,9 +96,11 @@ def with_attention(model: Decoder, rows: int, name: str) -> Callable[..., object
     """Call of a whole layer on rows with CONTEXT tokens each, which share no pages; None where its kernels are not
     here."""
     config, pages = model.config, CONTEXT // PAGE
-    heads, kv_heads = config.num_heads, model.num_kv_heads_local
-    shape = AttentionShape(heads, kv_heads, config.head_dim, PAGE, pages, torch.bfloat16, torch.device("cuda"))
-    pool = (len(model.layers), rows * pages + 1, PAGE, kv_heads, config.head_dim)
+    heads, kv_heads = config.attention.num_heads, model.num_kv_heads_local
+    shape = AttentionShape(
+        heads, kv_heads, config.attention.head_dim, PAGE, pages, torch.bfloat16, torch.device("cuda")
+    )
+    pool = (len(model.layers), rows * pages + 1, PAGE, kv_heads, config.attention.head_dim)
     keys, values = (torch.randn(pool, dtype=torch.bfloat16, device="cuda") for _ in "kv")
     kv = PagedKV(keys, values, scales=(UNSCALED,) * len(model.layers))
     table = torch.arange(rows * pages, dtype=torch.int32, device="cuda").view(rows, pages)
@@ -128,8 +130,8 @@ def with_attention(model: Decoder, rows: int, name: str) -> Callable[..., object
     attention.prepare(batch)
     attention.begin(batch, torch.arange(1, rows + 1, device="cuda") * CONTEXT - 1)
 
-    def call(x: torch.Tensor, residual: torch.Tensor, cos_sin: torch.Tensor, layer: int) -> object:
-        return model.layers[layer].forward(x, residual, cos_sin, attention)
+    def call(x: torch.Tensor, residual: torch.Tensor, angles: Angles, layer: int) -> object:
+        return model.layers[layer].forward(x, residual, angles, attention)
 
     return call
 
@@ -196,26 +198,28 @@ def microseconds(call: Call, layers: int) -> float:
 def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
     """Calls by name, with the bytes that each reads and writes."""
     config, layers = model.config, model.layers
+    of, inner_size = config.attention, config.layers[0].feed_forward.intermediate_size
 
     def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(rows, width, device="cuda").to(dtype)
 
-    x, residual, cos_sin = draw(config.hidden_size), draw(config.hidden_size), draw(config.head_dim, torch.float32)
+    x, residual, cos_sin = draw(config.hidden_size), draw(config.hidden_size), draw(of.head_dim, torch.float32)
     dense = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, FeedForward)]
-    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-    qkv = draw(sum(heads) * config.head_dim)
-    attended, inner = draw(heads[0] * config.head_dim), draw(config.intermediate_size)
-    wide = draw(2 * config.intermediate_size)
+    heads = [of.num_heads, of.num_kv_heads, of.num_kv_heads]
+    qkv = draw(sum(heads) * of.head_dim)
+    attended, inner = draw(heads[0] * of.head_dim), draw(inner_size)
+    wide = draw(2 * inner_size)
     store = StoreOnly(model, rows)
+    angles = Angles(model.rotary, torch.arange(rows, device="cuda"))
     attention = layers[0].attention
 
     def rotate(layer: int) -> object:
         block = layers[layer].attention
-        q, k, v = qkv.view(rows, -1, config.head_dim).split(heads, dim=1)
+        q, k, v = qkv.view(rows, -1, of.head_dim).split(heads, dim=1)
         return store.attend(layer, q, k, v, Rotation(cos_sin, block.q_norm, block.k_norm, 1e-6))
 
     def whole(layer: int) -> object:
-        return layers[layer].forward(x, residual, cos_sin, store)
+        return layers[layer].forward(x, residual, angles, store)
 
     def attend(layer: int) -> object:
         block = layers[layer].attention
@@ -240,10 +244,11 @@ def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
     for name in ("xqa", "split" if few else "balanced"):
         attended_layer = with_attention(model, rows, name)
         if attended_layer is not None:
-            call = partial(attended_layer, x, residual, cos_sin)
+            call = partial(attended_layer, x, residual, angles)
             calls[f"layer + {name}"] = (call, math.nan)
     if rows > 1:
-        calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, dense[layer].norm.gain, 1e-6), 4 * x.nbytes)
+        gain = draw(config.hidden_size)[0]
+        calls["norm alone"] = (lambda layer: add_rms_norm(x, residual, gain, 1e-6), 4 * x.nbytes)
         calls["silu alone"] = (lambda layer: silu_and_mul(wide), wide.nbytes + inner.nbytes)
     return calls
 
@@ -286,9 +291,9 @@ def tune(models: dict[str, Decoder], bandwidth: float) -> None:
         config = model.config
         widths = {
             "norm + qkv": (config.hidden_size, 1),
-            "o": (config.num_heads * config.head_dim, 1),
+            "o": (config.attention.num_heads * config.attention.head_dim, 1),
             "norm + gate_up + silu": (config.hidden_size, 2),
-            "down": (config.intermediate_size, 1),
+            "down": (config.layers[0].feed_forward.intermediate_size, 1),
         }
         calls = calls_of(model, 1)
         for kernel, (inputs, weight_rows) in widths.items():

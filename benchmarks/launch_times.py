@@ -23,7 +23,7 @@ from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
 from minisgl.kernels.pointwise.activation_triton import _silu_and_mul
 from minisgl.layers.activation import silu_and_mul
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder, FeedForward
+from minisgl.models.decoder import Angles, Decoder, FeedForward
 
 TOKENS = (4, 16, 300)
 CALLS, ROUNDS = 40, 15
@@ -44,31 +44,33 @@ def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
     config, layer = model.config, model.layers[0]
     block, attention = layer.feed_forward, layer.attention
     assert isinstance(block, FeedForward)
+    of, inner_size = config.attention, config.layers[0].feed_forward.intermediate_size
 
     def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(tokens, width, device="cuda").to(dtype)
 
-    x, residual, cos_sin = draw(config.hidden_size), draw(config.hidden_size), draw(config.head_dim, torch.float32)
-    heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-    qkv, wide = draw(sum(heads) * config.head_dim), draw(2 * config.intermediate_size)
-    attended, inner = draw(heads[0] * config.head_dim), draw(config.intermediate_size)
+    x, residual, cos_sin = draw(config.hidden_size), draw(config.hidden_size), draw(of.head_dim, torch.float32)
+    heads = [of.num_heads, of.num_kv_heads, of.num_kv_heads]
+    qkv, wide = draw(sum(heads) * of.head_dim), draw(2 * inner_size)
+    attended, inner = draw(heads[0] * of.head_dim), draw(inner_size)
     store = StoreOnly(model, tokens)
+    angles = Angles(model.rotary, torch.arange(tokens, device="cuda"))
 
     def rotate() -> object:
-        q, k, v = qkv.view(tokens, -1, config.head_dim).split(heads, dim=1)
+        q, k, v = qkv.view(tokens, -1, of.head_dim).split(heads, dim=1)
         rotation = Rotation(cos_sin, attention.q_norm, attention.k_norm, 1e-6)
         return rotate_and_store(q, k, v, rotation, store.keys[0], store.values[0], store.locations, 0)
 
     cached = CachedLaunch(_silu_and_mul)
     out = torch.empty_like(inner)
     early = dependent_launch(out.device)
-    grid = (tokens, -(-config.intermediate_size // 1024), 1)
+    grid = (tokens, -(-inner_size // 1024), 1)
 
     def cached_silu() -> None:
-        cached(grid, wide, out, config.intermediate_size, BLOCK=1024, num_warps=4, **early)
+        cached(grid, wide, out, inner_size, BLOCK=1024, num_warps=4, **early)
 
     def plain_silu() -> None:
-        _silu_and_mul[grid](wide, out, config.intermediate_size, BLOCK=1024, num_warps=4, **early)
+        _silu_and_mul[grid](wide, out, inner_size, BLOCK=1024, num_warps=4, **early)
 
     cached_silu()
     cached_silu()
@@ -84,7 +86,7 @@ def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
         "silu, cached launch": cached_silu,
         "silu": lambda: silu_and_mul(wide),
         "down": lambda: block.down.forward(inner),
-        "layer without attention": lambda: layer.forward(x, residual, cos_sin, store),
+        "layer without attention": lambda: layer.forward(x, residual, angles, store),
     }
 
 

@@ -17,40 +17,19 @@ from safetensors.torch import save_file
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import checkpoint_parameters
 
-LAYERS_PER_SHARD: Final = 5
+TENSORS_PER_SHARD: Final = 50
 WRITERS: Final = 4
 Shapes = dict[str, tuple[int, ...]]
 
 
 def shards(folder: Path) -> Iterator[Shapes]:
     """Yield names and shapes of the tensors of each file."""
-    config = ModelConfig.read(folder)
-    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_heads * head, config.num_kv_heads * head
-    layer: Shapes = {
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    if config.qk_norm:
-        layer |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
-    if config.qkv_bias:
-        layer["self_attn.q_proj.bias"] = (queries,)
-        layer |= {f"self_attn.{name}_proj.bias": (keys,) for name in ("k", "v")}
-    vocabulary: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
-    if not config.tied_embeddings:
-        vocabulary["lm_head.weight"] = (config.vocab_size, hidden)
-    yield vocabulary
-    for first in range(0, config.num_layers, LAYERS_PER_SHARD):
-        layers = range(first, min(first + LAYERS_PER_SHARD, config.num_layers))
-        yield {f"model.layers.{number}.{name}": shape for number in layers for name, shape in layer.items()}
+    shapes = {source.name: source.shape for source in checkpoint_parameters(ModelConfig.read(folder)).sources}
+    names = list(shapes)
+    for first in range(0, len(names), TENSORS_PER_SHARD):
+        yield {name: shapes[name] for name in names[first : first + TENSORS_PER_SHARD]}
 
 
 def write(path: Path, shapes: Shapes) -> None:

@@ -17,7 +17,7 @@ from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
-from minisgl.models.config import _ARCHITECTURES
+from minisgl.models.families import FAMILIES
 from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl_operator.api.conditions import ConditionType, Reason
 from minisgl_operator.shell.config import add_arguments
@@ -64,7 +64,7 @@ def test_migration_page_lists_the_flags_that_the_program_knows() -> None:
 def test_models_page_lists_every_architecture_and_the_memory_that_a_check_prints() -> None:
     page = MODELS_PAGE.read_text()
     assert page == render_memory(), "run `PYTHONPATH=tests .venv/bin/python -m support.memory_table`"
-    assert set(re.findall(r"^\| `(\w+ForCausalLM)`", page, re.MULTILINE)) == _ARCHITECTURES.keys()
+    assert set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", page)) == FAMILIES.keys()
 
 
 def test_flags_of_the_reference_system_are_taken_as_its_migration_page_says() -> None:

@@ -12,6 +12,7 @@ from minisgl.kernels.launch import dependent_launch_triton
 from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.norm import RMSNorm
+from minisgl.layers.norm_config import NormConfig
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.inputs import PreNorm
@@ -262,7 +263,7 @@ def test_fp8_kernels_that_start_early_read_no_data_of_an_earlier_layer(monkeypat
     x, gate_up, down = draw(sizes, 1, torch.bfloat16)
     stored = in_fp8(gate_up), in_fp8(down)
     routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
-    norm = RMSNorm(torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16), 1e-6)
+    norm = RMSNorm(torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16), NormConfig(eps=1e-6))
 
     def layers() -> torch.Tensor:
         y, residual = x, torch.zeros_like(x)
@@ -328,7 +329,7 @@ def test_kernels_that_start_early_read_no_data_of_an_earlier_layer(
     if weights != "bf16":
         gate_up, down = stored_as(weights, dense_gate_up, dense_down)[0]
     routers = [torch.randn(sizes.experts, sizes.hidden, device="cuda").bfloat16() for _ in range(4)]
-    norm = RMSNorm(torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16), 1e-6)
+    norm = RMSNorm(torch.ones(sizes.hidden, device="cuda", dtype=torch.bfloat16), NormConfig(eps=1e-6))
 
     def layers(x: torch.Tensor) -> torch.Tensor:
         residual = torch.zeros_like(x)
@@ -359,7 +360,7 @@ def test_norm_and_router(hidden: int, rows: int) -> None:
         torch.randn(shape, generator=generator, device="cuda").bfloat16()
         for shape in ((rows, hidden), (rows, hidden), (128, hidden))
     )
-    norm = RMSNorm((1 + torch.rand(hidden, generator=generator, device="cuda")).bfloat16(), 1e-6)
+    norm = RMSNorm((1 + torch.rand(hidden, generator=generator, device="cuda")).bfloat16(), NormConfig(eps=1e-6))
     normed, logits, stream = DenseWeight(router).norm_and_product(PreNorm(norm, x, residual.clone()))
     torch.testing.assert_close(stream, x + residual, rtol=0, atol=0)
     exact = torch.nn.functional.rms_norm((x + residual).double(), (hidden,), norm.gain.double(), 1e-6)

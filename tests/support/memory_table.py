@@ -46,7 +46,7 @@ def weight_gib(config: ModelConfig) -> float:
 
 def kv_kib(config: ModelConfig) -> float:
     """KV cache of one token in 16 bits."""
-    return 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim / 2**10
+    return 2 * config.kv_numbers_per_token() / 2**10
 
 
 def kv_tokens(gpu_gib: float, weights: float, kib: float) -> int:

@@ -33,11 +33,20 @@ class AttentionShape:
     """Data type of the KV pool; None: `dtype`."""
     window: int | None = None
     """Last positions that a token attends to, its own included; None: all, also when no sequence is longer."""
+    scale: float | None = None
+    """Factor of scores; None: head_dim ** -0.5."""
+    softcap: float | None = None
+    """c of c · tanh(score / c)."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
         """Data type of keys and values in the pool."""
         return self.kv_dtype or self.dtype
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def group(self) -> int:

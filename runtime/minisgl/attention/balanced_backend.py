@@ -28,6 +28,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.softcap is not None:
+        return "it does not bound scores"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype not in (torch.bfloat16, torch.float16):
@@ -54,7 +56,7 @@ class BalancedDecode:
         stages = _PROGRAM_BYTES // (2 * block * shape.head_dim * shape.stored_dtype.itemsize)
         self.settings = kernels.Settings(block, stages, _PROGRAMS)
         self._shape, self._few, self._kernels = shape, few, kernels
-        self._scale = shape.head_dim**-0.5 * math.log2(math.e)
+        self._scale = shape.score_scale * math.log2(math.e)
         self._spans: kernels.Spans | None = None
         self._batch: AttentionBatch
 

@@ -22,6 +22,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.softcap is not None:
+        return "it does not bound scores"
     if shape.window is not None:
         return "rows attend to different parts of a shared prefix through a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] < 8:
@@ -55,7 +57,7 @@ class CascadeDecode:
             programs=_PROGRAMS_PER_MULTIPROCESSOR * properties.multi_processor_count,
             part_pages=_PART_TOKENS // shape.page_size,
         )
-        self._scale = shape.head_dim**-0.5 * math.log2(math.e)
+        self._scale = shape.score_scale * math.log2(math.e)
         sums = (MAX_SPLITS, max_rows, shape.query_heads)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         # Parts are rounded like the output: that hardly raises its error and halves memory traffic that occurs twice.

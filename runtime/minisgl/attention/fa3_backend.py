@@ -39,6 +39,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.softcap is not None:
+        return "it does not bound scores"
     if torch.cuda.get_device_capability(shape.device)[0] != 9:
         return "it needs a Hopper GPU"
     if shape.dtype != torch.bfloat16:
@@ -152,6 +154,7 @@ class Fa3Prefill:
                 longest_query=call.longest_query,
                 longest_key=call.longest_key,
                 splits=call.splits,
+                scale=self._shape.score_scale,
                 scales=kv.scales[layer],
             )
 

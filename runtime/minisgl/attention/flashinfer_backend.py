@@ -78,6 +78,8 @@ class FlashInferDecode:
             shape.head_dim,
             shape.page_size,
             window_left=_window_left(shape),
+            sm_scale=shape.score_scale,
+            logits_soft_cap=shape.softcap,
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
         )
@@ -127,6 +129,8 @@ class FlashInferPrefill:
             shape.page_size,
             causal=True,
             window_left=_window_left(shape),
+            sm_scale=shape.score_scale,
+            logits_soft_cap=shape.softcap,
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
         )

@@ -26,7 +26,7 @@ class PagedAttention:
     def __init__(
         self, kv: PagedKV, prefill: PrefillBackend, decode: DecodeBackend, cascade: CascadeDecode | None = None
     ) -> None:
-        """`cascade` serves the decode rows of batches that have cascade tables; without it there are none."""
+        """`cascade` serves the decode rows of batches that have cascade tables; without it `decode` does."""
         self._kv = kv
         self._prefill = prefill
         self._decode = decode
@@ -120,7 +120,4 @@ class PagedAttention:
         return batch.decode_rows() if are_cheap else batch
 
     def _decoder(self, batch: AttentionBatch) -> DecodeBackend:
-        if batch.cascade is None:
-            return self._decode
-        assert self.cascade is not None
-        return self.cascade
+        return self._decode if batch.cascade is None or self.cascade is None else self.cascade

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 
-from minisgl.attention import balanced_backend, fa3_backend, flashinfer_backend, split_backend, xqa_backend
+from minisgl.attention import (
+    balanced_backend,
+    cascade_backend,
+    fa3_backend,
+    flashinfer_backend,
+    split_backend,
+    xqa_backend,
+)
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
 from minisgl.attention.balanced_backend import BalancedDecode
+from minisgl.attention.batch import PagedKV
+from minisgl.attention.cascade_backend import CascadeDecode
+from minisgl.attention.layered import LayeredAttention
+from minisgl.attention.overview import overview
+from minisgl.attention.paged import PagedAttention
 from minisgl.attention.split_backend import LongContexts, SplitDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 
@@ -70,6 +82,54 @@ _DECODE: Final[Mapping[str, _Choice[DecodeBackend]]] = {
     "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferDecode),
     "torch": (_always, TorchDecode),
 }
+
+
+class AttentionKind(NamedTuple):
+    """Backends of the layers of one shape."""
+
+    shape: AttentionShape
+    prefill: PrefillBackend
+    decode: DecodeBackend
+    cascade: CascadeDecode | None
+
+
+class AttentionKinds:
+    """Backends of all layers of a model, one set for each distinct shape. They serve one pool after the other."""
+
+    def __init__(self, name: str, shapes: Sequence[AttentionShape], max_rows: int) -> None:
+        """`shapes`: of each layer; `name`: see `select_backends`, and raises as it. `max_rows`: rows of the largest
+        batch."""
+        distinct = list(dict.fromkeys(shapes))
+        self.kind_of_layer = [distinct.index(shape) for shape in shapes]
+        self.kinds = [
+            AttentionKind(
+                shape,
+                *select_backends(name, shape),
+                None if cascade_backend.why_not(shape) else CascadeDecode(shape, max_rows),
+            )
+            for shape in distinct
+        ]
+        self._max_rows = max_rows
+
+    @property
+    def shape(self) -> AttentionShape:
+        """Shape of the first layer. Heads and sizes of pages are the same in all."""
+        return self.kinds[0].shape
+
+    def over(self, kv: PagedKV) -> LayeredAttention:
+        """Attention over a pool."""
+        return LayeredAttention(
+            [PagedAttention(kv, kind.prefill, kind.decode, kind.cascade) for kind in self.kinds], self.kind_of_layer
+        )
+
+    def overview(self) -> dict[str, str]:
+        """See `overview.overview`; where only some layers have a window, its entries end in `_in_window`."""
+        found: dict[str, str] = {}
+        for kind in sorted(self.kinds, key=lambda kind: kind.shape.window or 0):
+            suffix = "_in_window" if kind.shape.window is not None and found else ""
+            each = overview(kind.prefill, kind.decode, kind.cascade, self._max_rows)
+            found |= {f"{name}{suffix}": backend for name, backend in each.items()}
+        return found
 
 
 def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, DecodeBackend]:

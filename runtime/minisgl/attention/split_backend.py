@@ -23,6 +23,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why these kernels cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.softcap is not None:
+        return "it does not bound scores"
     if shape.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
     if shape.page_size % 32:
@@ -57,7 +59,7 @@ class SplitDecode:
         self._long_tokens = 0 if long is None else -(-long.least_bytes // token_bytes)
         self._kernels = kernels
         self._window = shape.window
-        self._scale = shape.head_dim**-0.5 * math.log2(math.e)
+        self._scale = shape.score_scale * math.log2(math.e)
         sums = (MOST_ROWS, shape.query_heads, kernels.SPLITS)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)

@@ -23,6 +23,7 @@ class TorchDecode:
     def __init__(self, shape: AttentionShape) -> None:
         self._page_size = shape.page_size
         self._window = shape.window
+        self._scale, self._softcap = shape.score_scale, shape.softcap
         self._positions_per_group = _GATHER_ELEMENTS // (shape.kv_heads * shape.head_dim)
         self._groups: list[tuple[slice, torch.Tensor, torch.Tensor]] = []
 
@@ -61,13 +62,13 @@ class TorchDecode:
     def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
         scales = kv.scales[layer]
-        scale = scales.key * q.shape[-1] ** -0.5
+        scale = scales.key * self._scale
         for rows, locations, mask in self._groups:
             # Treat the query heads of one KV head as query positions, which avoids a copy of keys per query head.
             grouped = q[rows].unflatten(1, (keys.shape[1], -1))
             k = take(keys, locations, q.dtype).transpose(1, 2)
             v = take(values, locations, q.dtype).transpose(1, 2)
-            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+            attended = _attend(grouped, k, v, mask, scale, self._softcap)
             out[rows] = attended.flatten(1, 2) * scales.value
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
@@ -81,6 +82,7 @@ class TorchPrefill:
     def __init__(self, shape: AttentionShape) -> None:
         self._page_size = shape.page_size
         self._window = shape.window
+        self._scale, self._softcap = shape.score_scale, shape.softcap
         self._segments: list[tuple[slice, torch.Tensor, torch.Tensor | None]] = []
 
     def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> None:
@@ -115,19 +117,34 @@ class TorchPrefill:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
         scales = kv.scales[layer]
         for tokens, locations, mask in self._segments:
-            attended = F.scaled_dot_product_attention(
+            attended = _attend(
                 q[tokens].transpose(0, 1)[None],
                 take(keys, locations, q.dtype).transpose(0, 1)[None],
                 take(values, locations, q.dtype).transpose(0, 1)[None],
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scales.key * q.shape[-1] ** -0.5,
-                enable_gqa=True,
+                mask,
+                scales.key * self._scale,
+                self._softcap,
             )
             out[tokens] = attended[0].transpose(0, 1) * scales.value
 
     def backend_for(self, *, prefix: bool) -> str:
         return self.name
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
+) -> torch.Tensor:
+    """q [B, Hq, T, D], k and v [B, Hkv, K, D] to [B, Hq, T, D]; without a mask, causal attention of K = T positions."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    group = q.shape[1] // k.shape[1]
+    scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(-1, -2) * (scale / softcap)
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    weights = torch.softmax((scores.tanh() * softcap).masked_fill(~mask, float("-inf")), dim=-1)
+    return (weights @ v.float().repeat_interleave(group, 1)).to(q.dtype)
 
 
 def _locations(page_table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

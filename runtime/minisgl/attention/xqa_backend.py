@@ -20,6 +20,8 @@ def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
     if shape.device.type != "cuda":
         return "it needs a CUDA device"
+    if shape.softcap is not None:
+        return "it does not bound scores"
     if shape.stored_dtype != shape.dtype:
         return "it reads no FP8 KV cache"
     if torch.cuda.get_device_capability(shape.device)[0] not in (9, 10, 12):
@@ -60,7 +62,7 @@ class XqaDecode:
             self._block_tables,
             self._lengths,
             self._shape.pages_per_row * self._shape.page_size,
-            bmm1_scale=self._shape.head_dim**-0.5,
+            bmm1_scale=self._shape.score_scale,
             bmm2_scale=1.0,
             window_left=-1 if self._shape.window is None else self._shape.window - 1,
             kv_layout="NHD",

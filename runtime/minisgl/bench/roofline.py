@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from minisgl.layers.weights.formats import Quantization, WeightCost
-from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder_config import LayerConfig, MoeConfig
 
 _BYTES: Final = 2
 """Bytes of an activation, of an element of K or V, and of a weight that is not quantized: bfloat16."""
@@ -90,20 +91,27 @@ class Roofline:
     def forward(self, step: Forward) -> float:
         """One forward pass."""
         model, tp = self.model, self.tensor_parallel
-        rows, hidden, heads = step.tokens, model.hidden_size, model.num_heads // tp * model.head_dim
-        kv_width = max(1, model.num_kv_heads // tp) * model.head_dim
+        layers = sum(self._layer(layer, step) for layer in model.layers)
+        head = self._linear(model.hidden_size, model.vocab_size // tp, step.sampled)
+        sampling = step.sampled * model.vocab_size / tp * 2 * _BYTES / self.hardware.bandwidth
+        return layers + head + sampling
+
+    def _layer(self, config: LayerConfig, step: Forward) -> float:
+        model, tp, of, block = self.model, self.tensor_parallel, config.attention, config.feed_forward
+        rows, hidden, heads = step.tokens, model.hidden_size, of.num_heads // tp * of.head_dim
+        kv_width = max(1, of.num_kv_heads // tp) * of.head_dim
         qkv = heads + 2 * kv_width
         kind = _weights(model.quantization)
         layer = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
-        if model.moe is not None:
+        if isinstance(block, MoeConfig):
             # The router is not quantized.
-            layer += self._linear(hidden, model.moe.num_experts, rows)
-            layer += self._experts(model.moe, rows, _weights(model.quantization, experts=True))
-            pointwise_width = model.moe.experts_per_token * model.moe.intermediate_size / tp
+            layer += self._linear(hidden, block.num_experts, rows)
+            layer += self._experts(block, rows, _weights(model.quantization, experts=True))
+            pointwise_width = block.experts_per_token * block.intermediate_size / tp
         else:
-            layer += self._linear(hidden, 2 * model.intermediate_size // tp, rows, kind)
-            layer += self._linear(model.intermediate_size // tp, hidden, rows, kind)
-            pointwise_width = model.intermediate_size / tp
+            layer += self._linear(hidden, 2 * block.intermediate_size // tp, rows, kind)
+            layer += self._linear(block.intermediate_size // tp, hidden, rows, kind)
+            pointwise_width = block.intermediate_size / tp
         kv = step.kv_tokens * 2 * kv_width * self.kv_bytes
         layer += self._operator(4 * step.pairs * heads, kv + 2 * rows * heads * _BYTES)
         # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.
@@ -111,9 +119,7 @@ class Roofline:
         layer += rows * pointwise / self.hardware.bandwidth
         if tp > 1:
             layer += 2 * 2 * (tp - 1) / tp * rows * hidden * _BYTES / self.hardware.link
-        head = self._linear(hidden, model.vocab_size // tp, step.sampled)
-        sampling = step.sampled * model.vocab_size / tp * 2 * _BYTES / self.hardware.bandwidth
-        return model.num_layers * layer + head + sampling
+        return layer
 
     def _operator(self, flop: float, bytes_moved: float, speed: float = 1.0) -> float:
         return max(flop / (self.hardware.flops * speed), bytes_moved / self.hardware.bandwidth)

@@ -128,13 +128,14 @@ def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int
 
     shapes = [
         HeadShape(
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
+            config.attention.num_heads,
+            config.attention.num_kv_heads,
+            config.attention.head_dim,
             getattr(torch, config.dtype_on("cuda")),
             ranks,
-            window=config.sliding_window is not None and config.sliding_window < config.max_model_len,
+            window=window is not None and window < config.max_model_len,
         )
         for config, ranks in split
+        for window in {layer.attention.window for layer in config.layers}
     ]
     return kernels_of(shapes, page_size)

@@ -9,12 +9,7 @@ from typing import Final
 
 import torch
 
-from minisgl.attention import cascade_backend
-from minisgl.attention.backend import AttentionShape
-from minisgl.attention.cascade_backend import CascadeDecode
-from minisgl.attention.overview import overview
-from minisgl.attention.paged import PagedAttention
-from minisgl.attention.select import select_backends
+from minisgl.attention.select import AttentionKinds
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
@@ -24,7 +19,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.errors import EngineError
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
-from minisgl.engine.runner import Runner, attention_shape
+from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
@@ -38,6 +33,7 @@ from minisgl.kernels.compile.preload import Preload
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.models.decoder_config import MoeConfig
 from minisgl.models.fit import pool_too_small, too_long
 from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.random_weights import fill_random
@@ -100,7 +96,7 @@ def planned_attention(config: EngineConfig) -> dict[str, str]:
     but loads no model. Raises as `create_engine`."""
     model, device = ModelConfig.read(config.model, config.hf_overrides, config.quantization), _device(config)
     model.check_tensor_parallel(config.tensor_parallel)
-    shape = attention_shape(
+    shapes = attention_shapes(
         model,
         config.tensor_parallel,
         _dtype(config, model),
@@ -109,8 +105,7 @@ def planned_attention(config: EngineConfig) -> dict[str, str]:
         device=device,
         kv_cache_dtype=config.kv_cache_dtype,
     )
-    backends = select_backends(config.attention_backend, shape)
-    return overview(*backends, _cascade(shape, config.max_running), config.max_running)
+    return AttentionKinds(config.attention_backend, shapes, config.max_running).overview()
 
 
 @dataclass
@@ -139,7 +134,7 @@ class _EngineBuilder:
         self._model = model = self._load_model()
         clock.end("load", device)
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
-        self._shape = shape = attention_shape(
+        shapes = attention_shapes(
             model.config,
             parallel.size,
             model.parameters.dtype,
@@ -150,9 +145,9 @@ class _EngineBuilder:
         )
         if preload is not None:
             preload.finish()
-        self._backends = select_backends(config.attention_backend, shape)
-        self._cascade = _cascade(shape, config.max_running)
-        attention = overview(*self._backends, self._cascade, config.max_running)
+        self._attention = AttentionKinds(config.attention_backend, shapes, config.max_running)
+        self._shape = shape = self._attention.shape
+        attention = self._attention.overview()
         logger.info("attention backends: %s", ", ".join(f"{kind} {name}" for kind, name in attention.items()))
         [(weights, _)] = model.parameters.weights_by_type.most_common(1)
         data_types = DataTypes(
@@ -174,13 +169,13 @@ class _EngineBuilder:
         runner = self._build_runner(num_pages, model)
         self._report("pool", 1.0)
         clock.end("pool", device)
-        prefill, decode = self._backends
+        first = self._attention.kinds[0]
         stats = EngineStats(
             parameter_bytes=model.parameter_bytes,
             kv_pool_bytes=(num_pages + 1) * kv_pool.page_bytes(shape, model.config.num_layers),
             start_seconds=clock.seconds,
-            prefill_backend=prefill.name,
-            decode_backend=decode.name,
+            prefill_backend=first.prefill.name,
+            decode_backend=first.decode.name,
             attention=attention,
             data_types=data_types,
             transport=parallel.transport,
@@ -258,9 +253,9 @@ class _EngineBuilder:
 
     def _prefill_sizes(self) -> list[StepSize]:
         """Sizes of the steps with prompts that are captured."""
-        prefill, _ = self._backends
+        most_keys = min(kind.prefill.most_graph_keys for kind in self._attention.kinds)
         # Collectives of several ranks in such graphs have not run on GPUs yet.
-        if not prefill.most_graph_keys or self._parallel.size > 1:
+        if not most_keys or self._parallel.size > 1:
             return []
         config = self._model.config
         most = launch_bound_tokens(config.num_layers, _product_parameters(self._model, self._parallel.size))
@@ -268,7 +263,7 @@ class _EngineBuilder:
             most = min(most, _MOE_GRAPH_TOKENS)
         limits = self._config.cuda_graph_max_tokens, self._config.max_step_tokens
         # The padding of a step may be one segment of all its tokens, which has as many positions.
-        most = min(most, *limits, self._max_model_len, prefill.most_graph_keys)
+        most = min(most, *limits, self._max_model_len, most_keys)
         return prefill_sizes(self._largest_graph, most, self._config.max_step_tokens)
 
     def _warm_up(self, compile_log: CompileLog) -> None:
@@ -321,7 +316,7 @@ class _EngineBuilder:
         used = self._free_before - kv_pool.free_memory(self._device)
         logits = self._largest_graph * model.vocab_local * self._shape.dtype.itemsize
         count = len(graph_sizes(self._largest_graph))
-        if self._cascade is not None:
+        if any(kind.cascade is not None for kind in self._attention.kinds):
             count += len(cascade_sizes(self._largest_graph))
         graphs = 2 * logits + count * _GRAPH_BYTES
         if self._prefill_graphs:
@@ -342,23 +337,19 @@ class _EngineBuilder:
         config, model_config = self._config, self._model_config
         kv = kv_pool.allocate(shape, scales=self._kv_scales, num_pages=num_pages, audit=config.audit)
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
-        prefill, decode = self._backends
-        return Runner(model, self._parallel, kv, tables, PagedAttention(kv, prefill, decode, self._cascade))
+        return Runner(model, self._parallel, kv, tables, self._attention.over(kv))
 
 
 def _product_parameters(model: Decoder, ranks: int) -> int:
     """Parameters of this rank that take part in the matrix products of one prompt token."""
     config = model.config
-    vocabularies = 1 if config.tied_embeddings else 2
+    vocabularies = 1 if config.decoder.tied_embeddings else 2
     parameters = model.parameters.num_elements - vocabularies * model.vocab_local * config.hidden_size
     if (moe := config.moe) is not None:
-        experts = 3 * config.hidden_size * moe.intermediate_size * sum(moe.layers) // ranks
+        layers = sum(isinstance(layer.feed_forward, MoeConfig) for layer in config.layers)
+        experts = 3 * config.hidden_size * moe.intermediate_size * layers // ranks
         parameters -= experts * (moe.num_experts - moe.experts_per_token)
     return parameters
-
-
-def _cascade(shape: AttentionShape, max_running: int) -> CascadeDecode | None:
-    return None if cascade_backend.why_not(shape) else CascadeDecode(shape, max_running)
 
 
 def _device(config: EngineConfig) -> torch.device:

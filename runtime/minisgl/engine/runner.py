@@ -10,7 +10,7 @@ import torch
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.attention.paged import PagedAttention
+from minisgl.attention.layered import LayeredAttention
 from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
@@ -25,7 +25,7 @@ from minisgl.wire.plan import StepPlan
 LogitsHook = Callable[[StepPlan, torch.Tensor], None]
 
 
-def attention_shape(
+def attention_shapes(
     config: ModelConfig,
     tensor_parallel: int,
     dtype: torch.dtype,
@@ -34,21 +34,25 @@ def attention_shape(
     max_model_len: int,
     device: torch.device,
     kv_cache_dtype: KVCacheDType = "auto",
-) -> AttentionShape:
-    """Sizes of attention on one of `tensor_parallel` ranks."""
-    window = config.sliding_window
-    return AttentionShape(
-        query_heads=config.num_heads // tensor_parallel,
-        kv_heads=max(config.num_kv_heads // tensor_parallel, 1),
-        head_dim=config.head_dim,
-        page_size=page_size,
-        pages_per_row=-(-max_model_len // page_size),
-        dtype=dtype,
-        device=device,
-        # A window that no sequence exceeds would only rule out kernels.
-        kv_dtype=FP8 if kv_cache_dtype == "fp8" else None,
-        window=None if window is None or window >= max_model_len else window,
-    )
+) -> list[AttentionShape]:
+    """Attention of each layer on one of `tensor_parallel` ranks."""
+    return [
+        AttentionShape(
+            query_heads=of.num_heads // tensor_parallel,
+            kv_heads=max(of.num_kv_heads // tensor_parallel, 1),
+            head_dim=of.head_dim,
+            page_size=page_size,
+            pages_per_row=-(-max_model_len // page_size),
+            dtype=dtype,
+            device=device,
+            kv_dtype=FP8 if kv_cache_dtype == "fp8" else None,
+            # A window that no sequence exceeds would only rule out kernels.
+            window=None if of.window is None or of.window >= max_model_len else of.window,
+            scale=of.scale,
+            softcap=of.softcap,
+        )
+        for of in (layer.attention for layer in config.layers)
+    ]
 
 
 class StepTensors(NamedTuple):
@@ -84,7 +88,7 @@ class Runner:
     """Model and tables of one rank. No method waits for the device."""
 
     def __init__(
-        self, model: Decoder, parallel: TensorParallel, kv: PagedKV, tables: Tables, attention: PagedAttention
+        self, model: Decoder, parallel: TensorParallel, kv: PagedKV, tables: Tables, attention: LayeredAttention
     ) -> None:
         self.tables = tables
         self.attention = attention
@@ -134,14 +138,14 @@ class Runner:
         )
 
     def logits(
-        self, packed: PackedStep, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention
+        self, packed: PackedStep, step: DeviceStep, batch: AttentionBatch, attention: LayeredAttention
     ) -> torch.Tensor:
         """Logits [S, vocab_local] of the rows that sample. `attention` must be prepared for `batch`."""
         rows = step.sample_rows if packed.num_segments else None
         return self._model.local_logits(self._hidden(step, batch, attention, rows))
 
     def _hidden(
-        self, step: DeviceStep, batch: AttentionBatch, attention: PagedAttention, rows: torch.Tensor | None
+        self, step: DeviceStep, batch: AttentionBatch, attention: LayeredAttention, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """Hidden states [S, hidden] of the tokens `rows`, or of all tokens [T, hidden]."""
         tables = self.tables

@@ -100,12 +100,12 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     report.dtype = config.dtype
     report.quantization = None if config.quantization is None else config.quantization.name
     report.max_model_len = config.max_model_len
-    report.kv_bytes_per_token = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    report.kv_bytes_per_token = 2 * config.kv_numbers_per_token()
     report.tensor_parallel_sizes = config.tensor_parallel_sizes()
     try:
         config.check_length(config.max_model_len)
     except ModelError as error:
-        report.max_model_len = min(filter(None, (config.partial_window, config.dual_chunk_after)))
+        report.max_model_len = config.dual_chunk_after or config.max_model_len
         report.notes.append(Finding(error.code, str(error)))
     if config.dtype == "float32":
         message = "the checkpoint is float32: on a GPU it runs in bfloat16, unless --dtype float32 is given"

@@ -29,8 +29,8 @@ class ColumnParallelLinear:
 def _new_bias(parameters: Parameters, projections: Sequence[Projection]) -> torch.Tensor:
     bias = parameters.new(sum(each.num_rows for each in projections))
     parts = bias.split([each.num_rows for each in projections])
-    for (name, out_features, rows), into in zip(projections, parts, strict=True):
-        parameters.add_source(f"{name}.bias", (out_features,), into, rows)
+    for (name, out_features, rows, order), into in zip(projections, parts, strict=True):
+        parameters.add_source(f"{name}.bias", (out_features,), into, rows, order=order)
     return bias
 
 
@@ -47,15 +47,18 @@ class RowParallelLinear:
         parallel: TensorParallel,
         *,
         bias: bool,
+        in_parts: bool = True,
     ) -> None:
+        """`in_parts`: the next norm can compute the sum."""
         self._parallel = parallel
+        self._in_parts = in_parts
         projection = Projection(name, out_features, slice(0, out_features))
         self.weight = allocate(parameters, [projection], in_features, parallel.shard(in_features))
         self.bias = parameters.replicated(f"{name}.bias", out_features) if bias else None
 
     def forward(self, x: Input) -> torch.Tensor:
         if self._parallel.size == 1:
-            return self.weight.product(x, self.bias, in_parts=True)
+            return self.weight.product(x, self.bias, in_parts=self._in_parts)
         out = self._parallel.all_reduce_sum(self.weight.product(x))
         # Only after the sum: added on every rank before it, the bias would count once per rank.
         return out if self.bias is None else out + self.bias

@@ -9,16 +9,21 @@ import torch
 from minisgl.layers.rope_config import RopeConfig
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """[head_dim / 2] float32 on the CPU: radians per position of each pair of dimensions."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def inverse_frequencies(rope: RopeConfig, dims: int, max_position: int = 0) -> torch.Tensor:
+    """[dims / 2] float32 on the CPU: radians per position of each pair of rotated dimensions. `max_position`: number of
+    positions that sequences may have, which decides the kind of longrope."""
+    exponents = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    if rope.kind == "longrope":
+        # One kind for all sequences, so that stored keys stay valid while a sequence grows.
+        factors = rope.long_factors if max_position > rope.original_max_position else rope.short_factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents)
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, frequencies)
     if rope.kind == "yarn":
-        return _yarn(rope, frequencies, head_dim)
+        return _yarn(rope, frequencies, dims)
     return frequencies
 
 
@@ -49,10 +54,16 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> torch.T
 class Rotary:
     """cos and sin of every position, computed once in float32."""
 
-    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> None:
-        angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inverse_frequencies(rope, head_dim))
-        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
-        self._cos_sin = table.to(device)
+    def __init__(self, rope: RopeConfig | None, head_dim: int, max_position: int, device: torch.device) -> None:
+        """Without `rope` nothing is rotated: all angles are 0."""
+        dims = 0 if rope is None else rope.rotated_dims(head_dim)
+        cos, sin = torch.ones(max_position, head_dim // 2), torch.zeros(max_position, head_dim // 2)
+        if rope is not None:
+            frequencies = inverse_frequencies(rope, dims, max_position)
+            angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
+            cos[:, : dims // 2] = angles.cos() * rope.attention_factor
+            sin[:, : dims // 2] = angles.sin() * rope.attention_factor
+        self._cos_sin = torch.cat((cos, sin), dim=-1).to(device)
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """[T] integer positions to [T, head_dim] float32: cos of the head_dim / 2 angles, then sin.

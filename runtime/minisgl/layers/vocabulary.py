@@ -52,12 +52,20 @@ class VocabParallelEmbedding:
 class LMHead:
     """[S, hidden] to [S, size of the shard]: the logits of this rank's rows."""
 
-    def __init__(self, weight: torch.Tensor, shard: VocabularyShard) -> None:
+    def __init__(
+        self, weight: torch.Tensor, shard: VocabularyShard, divisor: float = 1.0, softcap: float | None = None
+    ) -> None:
+        """`divisor`: of the logits; `softcap`: c of c · tanh(logit / c)."""
         self.weight = DenseWeight(weight)
         self._shard = shard
+        self._divisor, self._softcap = divisor, softcap
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.weight.product(hidden)
+        if self._divisor != 1.0:
+            logits = logits / self._divisor
+        if self._softcap is not None:
+            logits = (torch.tanh(logits.float() / self._softcap) * self._softcap).to(logits.dtype)
         # Lowest finite value, not −inf: a check for finite logits must not trip over the padding.
         logits[:, self._shard.real :] = torch.finfo(logits.dtype).min
         return logits

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
 from minisgl.config import Device, DType
 from minisgl.json_file import read_json_object
-from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.weights.formats import (
     Quantization,
     read_quantization,
@@ -19,75 +18,12 @@ from minisgl.layers.weights.formats import (
     requested_quantization,
     unsupported_quantization,
 )
+from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig
 from minisgl.models.errors import ModelError
+from minisgl.models.families import FAMILIES
+from minisgl.models.families.common import MAX_POSITIONS, max_positions
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
-from minisgl.models.rope_fields import read_rope
-
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-
-_ACTIVATIONS: Final[Mapping[str, Activation]] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh",
-}
-
-
-_MAX_LAYERS: Final = 1024
-_MAX_EXPERTS: Final = 1 << 16
-"""Experts of all layers. Together with the layers they decide how many tensors a model has."""
-_MAX_HEADS: Final = 1 << 14
-_MAX_POSITIONS: Final = 1 << 24
-
-
-class _Architecture(NamedTuple):
-    """Differences between the architectures: fixed properties, and Hugging Face's defaults for missing fields."""
-
-    qkv_bias: bool = False
-    optional_bias: bool = False
-    """`attention_bias` gives all four projections of the attention a bias; elsewhere the field has no effect."""
-    qk_norm: bool = False
-    moe: bool = False
-    default_sliding_window: int | None = None
-    """Default when `sliding_window` is not in the file (null in the file means no window)."""
-    window_switch: bool = False
-    """The window only applies when `use_sliding_window` is true."""
-    window_by_layer: bool = False
-    """The window only applies from layer `max_window_layers` on, or as `layer_types` lists."""
-
-
-_ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
-    "LlamaForCausalLM": _Architecture(optional_bias=True),
-    "MistralForCausalLM": _Architecture(default_sliding_window=4096),
-    "Qwen2ForCausalLM": _Architecture(
-        qkv_bias=True, default_sliding_window=4096, window_switch=True, window_by_layer=True
-    ),
-    "Qwen3ForCausalLM": _Architecture(
-        optional_bias=True, qk_norm=True, default_sliding_window=4096, window_switch=True, window_by_layer=True
-    ),
-    "Qwen3MoeForCausalLM": _Architecture(
-        optional_bias=True, qk_norm=True, moe=True, default_sliding_window=4096, window_switch=True
-    ),
-}
-
-
-class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a mixture of experts."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    """Intermediate size of one expert."""
-    renormalize: bool
-    """Normalize the weights of a token's experts to sum to 1."""
-    layers: tuple[bool, ...]
-    """Whether each layer has experts; else a dense feed-forward."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,36 +31,36 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
-    rms_norm_eps: float
-    activation: Activation
-    tied_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    """Bias of the attention's output projection."""
-    mlp_bias: bool
-    qk_norm: bool
-    """Queries and keys are RMS-normalized per head before RoPE."""
+    decoder: DecoderConfig
+    """What the model is made of."""
     max_position_embeddings: int
-    rope: RopeConfig
     dtype: Literal["float32", "bfloat16", "float16"]
     """Element type of the checkpoint; bfloat16 if config.json names none."""
     eos_token_ids: tuple[int, ...]
     """All tokens that end an answer: those of generation_config.json, then those of config.json."""
-    sliding_window: int | None = None
-    """Every layer attends to this many last tokens only, a token itself included."""
-    partial_window: int | None = None
-    """Only some layers have a window, of this many tokens. That is not supported beyond the window."""
     dual_chunk_after: int | None = None
     """Tokens up to which attention is plain; longer sequences need dual chunk attention, which is not supported."""
-    moe: MoeConfig | None = None
     quantization: Quantization | None = None
     """Quantization of the checkpoint's weights."""
+
+    @property
+    def layers(self) -> tuple[LayerConfig, ...]:
+        return self.decoder.layers
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """That of the first layer. Head counts and sizes are the same in all layers."""
+        return self.layers[0].attention
+
+    @property
+    def moe(self) -> MoeConfig | None:
+        """Experts of the layers that have some, the same in all of them."""
+        return next((kind for layer in self.layers if isinstance(kind := layer.feed_forward, MoeConfig)), None)
 
     def dtype_on(self, device: Device, choice: DType = "auto") -> Literal["float32", "bfloat16", "float16"]:
         """Data type of weights and KV cache. `auto` is the checkpoint's, but float32 on a CPU, and on a GPU bfloat16
@@ -136,23 +72,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             return "float32"
         return "bfloat16" if self.dtype == "float32" or self.quantization is not None else self.dtype
 
+    def kv_numbers_per_token(self, ranks: int = 1) -> int:
+        """Numbers of the keys and values of a token, in all layers of one of `ranks` ranks."""
+        return sum(
+            2 * max(1, of.num_kv_heads // ranks) * of.head_dim for of in (layer.attention for layer in self.layers)
+        )
+
     @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens that the position embedding supports."""
         # Qwen's instructions add yarn to config.json and leave max_position_embeddings at the pre-training length.
-        if self.rope.kind == "yarn":
-            return max(self.max_position_embeddings, int(self.rope.factor * self.rope.original_max_position))
-        return self.max_position_embeddings
+        ropes = {layer.attention.rope for layer in self.layers} - {None}
+        extended = [int(rope.factor * rope.original_max_position) for rope in ropes if rope and rope.kind == "yarn"]
+        return max([self.max_position_embeddings, *extended])
 
     def check_length(self, max_model_len: int) -> None:
         """Raise ModelError if sequences of `max_model_len` tokens need attention that is not supported."""
-        if self.partial_window is not None and max_model_len > self.partial_window:
-            raise ModelError(
-                "sliding_window",
-                f"some layers of the model attend to the last {self.partial_window} tokens only and others to all, "
-                f"which is not supported for longer sequences; start with --max-model-len {self.partial_window} or "
-                f"less (it is {max_model_len})",
-            )
         if self.dual_chunk_after is not None and max_model_len > self.dual_chunk_after:
             raise ModelError(
                 "dual_chunk_attention",
@@ -163,28 +98,30 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def check_tensor_parallel(self, size: int) -> None:
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
         if not self._splits(size):
+            heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
             feed_forward = " and ".join(map(str, self._feed_forward_sizes()))
             raise ModelError(
                 "tensor_does_not_divide",
-                f"{self.num_heads} attention heads, {self.num_kv_heads} KV heads and feed-forward size {feed_forward} "
+                f"{heads} attention heads, {kv_heads} KV heads and feed-forward size {feed_forward} "
                 f"cannot be split over {size} ranks; use --tp with one of "
                 + ", ".join(map(str, self.tensor_parallel_sizes())),
             )
 
     def tensor_parallel_sizes(self) -> list[int]:
         """Tensor-parallel sizes that the model can be split over, ascending."""
-        return [size for size in range(1, self.num_heads + 1) if self._splits(size)]
+        return [size for size in range(1, self.attention.num_heads + 1) if self._splits(size)]
 
     def _splits(self, size: int) -> bool:
-        kv_split = self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
+        heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
+        kv_split = kv_heads % size == 0 or size % kv_heads == 0
         feed_forward = math.gcd(*self._feed_forward_sizes())
-        return self.num_heads % size == 0 and kv_split and feed_forward % size == 0
+        return heads % size == 0 and kv_split and feed_forward % size == 0
 
     def _feed_forward_sizes(self) -> list[int]:
-        if self.moe is None:
-            return [self.intermediate_size]
-        sizes = [self.moe.intermediate_size]
-        return sizes if all(self.moe.layers) else [*sizes, self.intermediate_size]
+        """Intermediate sizes of the layers, those of experts first."""
+        parts = [layer.feed_forward for layer in self.layers]
+        experts = [part.intermediate_size for part in parts if isinstance(part, MoeConfig)]
+        return list(dict.fromkeys(experts + [part.intermediate_size for part in parts]))
 
     @staticmethod
     def read(
@@ -216,9 +153,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ModelError(
                 "invalid_config", f"config.json: its numbers are out of range ({error}); download the file again"
             ) from error
-        if longest > _MAX_POSITIONS:
+        if longest > MAX_POSITIONS:
             raise ModelError(
-                "invalid_config", f"config.json: sequences of {longest} tokens; at most {_MAX_POSITIONS} are supported"
+                "invalid_config", f"config.json: sequences of {longest} tokens; at most {MAX_POSITIONS} are supported"
             )
         return parsed
 
@@ -233,49 +170,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         which to quantize the weights, see `requested_quantization`."""
         if overrides:
             config = override(config, overrides)
-        name, architecture = _architecture(config)
+        name = _architecture(config)
+        config = _text_config(config)
         stored = read_quantization(config)
         if quantization is not None:
             stored = requested_quantization(quantization, stored)
         fields = Fields(config)
-        hidden = fields.count("hidden_size")
-        heads = fields.count("num_attention_heads", most=_MAX_HEADS)
-        kv_heads = fields.count("num_key_value_heads", default=heads)
-        if heads % kv_heads:
-            raise ModelError(
-                "invalid_config", f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads"
-            )
-        layers = fields.count("num_hidden_layers", most=_MAX_LAYERS)
-        max_position = fields.count("max_position_embeddings", most=_MAX_POSITIONS)
-        attention_bias = fields.flag("attention_bias") and architecture.optional_bias
-        window, every_layer = _sliding_window(config, architecture, layers)
-        head_dim = fields.count("head_dim", default=128 if name == "Qwen3ForCausalLM" else hidden // heads)
-        if head_dim % 2:
-            raise ModelError("invalid_config", f"config.json: head_dim {head_dim} is odd, RoPE rotates pairs")
         return ModelConfig(
             architecture=name,
-            hidden_size=hidden,
-            intermediate_size=fields.count("intermediate_size"),
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
+            hidden_size=fields.count("hidden_size"),
             vocab_size=fields.count("vocab_size"),
-            rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
-            activation=_activation(config),
-            tied_embeddings=fields.flag("tie_word_embeddings"),
-            qkv_bias=architecture.qkv_bias or attention_bias,
-            output_bias=attention_bias,
-            mlp_bias=fields.flag("mlp_bias") and name == "LlamaForCausalLM",
-            qk_norm=architecture.qk_norm,
-            max_position_embeddings=max_position,
-            rope=read_rope(config, max_position),
+            decoder=FAMILIES[name](fields),
+            max_position_embeddings=max_positions(fields),
             dtype=_dtype(config),
             eos_token_ids=_eos_token_ids(generation or {}, config),
-            sliding_window=window if every_layer else None,
-            partial_window=None if every_layer else window,
             dual_chunk_after=_dual_chunk_after(config),
-            moe=_moe(fields, layers) if architecture.moe else None,
             quantization=stored,
         )
 
@@ -288,27 +197,31 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError("malformed_json", f"{path} cannot be read: {error}; download the file again") from error
 
 
-def _architecture(config: Mapping[str, Any]) -> tuple[str, _Architecture]:
+def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures") or []
     if not isinstance(names, list):
         raise ModelError("invalid_config", f"config.json: architectures is {names!r:.80}, not a list of names")
     for name in names:
-        if isinstance(name, str) and name in _ARCHITECTURES:
-            return name, _ARCHITECTURES[name]
+        if isinstance(name, str) and name in FAMILIES:
+            return name
     raise ModelError(
         "unsupported_architecture",
         f"architecture {', '.join(map(str, names[:10])) or '(none given)':.500} is not supported; supported are "
-        + ", ".join(_ARCHITECTURES),
+        + ", ".join(FAMILIES),
     )
 
 
-def _activation(config: Mapping[str, Any]) -> Activation:
-    name = config.get("hidden_act") or "silu"
-    if not isinstance(name, str) or name not in _ACTIVATIONS:
-        raise ModelError(
-            "unsupported_activation", f"config.json: hidden_act {name!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[name]
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fields of the text model, which multimodal checkpoints keep in an object of their own. What stands beside it is
+    about the whole checkpoint."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    if not isinstance(text, dict):
+        raise ModelError("invalid_config", f"config.json: text_config is {text!r:.80}, not an object")
+    whole = ("quantization_config", "compression_config", "dtype", "torch_dtype", "eos_token_id")
+    beside = {name: config[name] for name in whole if config.get(name) is not None}
+    return {**beside, **{name: value for name, value in text.items() if value is not None}}
 
 
 def _dtype(config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16"]:
@@ -337,34 +250,6 @@ def _eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _sliding_window(config: Mapping[str, Any], architecture: _Architecture, layers: int) -> tuple[int | None, bool]:
-    """The window, None if no layer has one, and whether every layer has it."""
-    window = config.get("sliding_window", architecture.default_sliding_window)
-    if window is None or architecture.default_sliding_window is None:
-        return None, True
-    if not isinstance(window, int) or window < 1:
-        raise ModelError(
-            "invalid_config", f"config.json: sliding_window is {window!r:.80}, not a positive integer or null"
-        )
-    if architecture.window_switch and not Fields(config).flag("use_sliding_window"):
-        return None, True
-    if not architecture.window_by_layer:
-        return window, True
-    types = config.get("layer_types")
-    if types is None:
-        first = config.get("max_window_layers", 28)
-        if not isinstance(first, int):
-            raise ModelError("invalid_config", f"config.json: max_window_layers is {first!r:.80}, not an integer")
-        windowed = [layer >= first for layer in range(layers)]
-    else:
-        if not isinstance(types, list) or len(types) != layers:
-            raise ModelError(
-                "invalid_config", f"config.json: layer_types is {types!r:.80}, not a list of {layers} types"
-            )
-        windowed = [kind == "sliding_attention" for kind in types]
-    return window if any(windowed) else None, all(windowed)
-
-
 def _dual_chunk_after(config: Mapping[str, Any]) -> int | None:
     """Length of the model's plain pre-training, behind which it needs dual chunk attention; None: it never does."""
     parameters = config.get("dual_chunk_attention_config")
@@ -377,25 +262,3 @@ def _dual_chunk_after(config: Mapping[str, Any]) -> int | None:
     fields = Fields(parameters)
     original = "original_max_position_embeddings"
     return fields.count("chunk_size" if parameters.get(original) is None else original)
-
-
-def _moe(fields: Fields, layers: int) -> MoeConfig:
-    every = fields.count("decoder_sparse_step", default=1)
-    dense = frozenset(fields.layers("mlp_only_layers"))
-    # transformers 5 writes the second name.
-    experts = fields.count("num_experts", default=fields.count("num_local_experts", default=128))
-    if experts * layers > _MAX_EXPERTS:
-        raise ModelError(
-            "invalid_config",
-            f"config.json: {experts} experts in each of {layers} layers; at most {_MAX_EXPERTS} in all are supported",
-        )
-    chosen = fields.count("num_experts_per_tok", default=8)
-    if chosen > experts:
-        raise ModelError("invalid_config", f"config.json: {chosen} experts per token of only {experts}")
-    return MoeConfig(
-        num_experts=experts,
-        experts_per_token=chosen,
-        intermediate_size=fields.count("moe_intermediate_size", default=768),
-        renormalize=fields.flag("norm_topk_prob"),
-        layers=tuple(layer not in dense and (layer + 1) % every == 0 for layer in range(layers)),
-    )

@@ -1,19 +1,21 @@
-"""The decoder-only transformer that Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE are cases of."""
+"""The decoder-only transformer that all supported models are cases of."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.rotation import Rotation, rotate
+from minisgl.kernels.pointwise.norm import rms_norm
 from minisgl.layers.activation import GATED_ACTIVATIONS, silu_and_mul
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
-from minisgl.layers.norm import RMSNorm
+from minisgl.layers.norm import BlockNorm, ResidualSum, RMSNorm
+from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
 from minisgl.layers.weights.allocate import allocate_experts
@@ -21,74 +23,146 @@ from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import InputForm, PreNorm, wide
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
-from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder_config import AttentionConfig, FeedForwardConfig, LayerConfig, MoeConfig, QueryGrowth
 from minisgl.moe.mixture import mixture_of_experts
 
 
 class SelfAttention:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
-        name = f"model.layers.{layer}.self_attn"
+        of, names, block = config.layers[layer].attention, config.decoder.names, f"model.layers.{layer}.self_attn"
         self._layer = layer
-        self._head_dim = config.head_dim
-        self._eps = config.rms_norm_eps
-        heads = parallel.shard(config.num_heads)
-        kv_heads = local_kv_heads(config, parallel)
-        self._heads = [_length(heads), _length(kv_heads), _length(kv_heads)]
-        self.norm = _norm(config, parameters, f"model.layers.{layer}.input_layernorm")
+        self._config = of
+        self._norm_kind = config.decoder.norm
+        self._parallel = parallel
+        local = parallel.shard(of.num_heads), local_kv_heads(of, parallel), local_kv_heads(of, parallel)
+        self._heads = [_length(each) for each in local]
+        self.norm = _norm_before(config, parameters, layer, "input_layernorm")
+        order = None if of.rope is None else of.rope.order(of.head_dim)
         self.qkv = ColumnParallelLinear(
             parameters,
             config.hidden_size,
-            [
-                Projection(f"{name}.q_proj", config.num_heads * config.head_dim, _scaled(heads, config.head_dim)),
-                Projection(f"{name}.k_proj", config.num_kv_heads * config.head_dim, _scaled(kv_heads, config.head_dim)),
-                Projection(f"{name}.v_proj", config.num_kv_heads * config.head_dim, _scaled(kv_heads, config.head_dim)),
-            ],
-            bias=config.qkv_bias,
+            _stacked(
+                f"{block}.{names.fused_qkv}" if names.fused_qkv else None,
+                [
+                    Projection(f"{block}.{part}_proj", heads * of.head_dim, _scaled(rows, of.head_dim), of_part)
+                    for part, heads, rows, of_part in zip(
+                        "qkv",
+                        (of.num_heads, of.num_kv_heads, of.num_kv_heads),
+                        local,
+                        (order, order, None),
+                        strict=True,
+                    )
+                ],
+            ),
+            bias=of.qkv_bias,
         )
-        self.q_norm = parameters.replicated(f"{name}.q_norm.weight", config.head_dim) if config.qk_norm else None
-        self.k_norm = parameters.replicated(f"{name}.k_norm.weight", config.head_dim) if config.qk_norm else None
+        self.q_norm, self.k_norm = (
+            _head_gain(parameters, f"{block}.{name}.weight", of, heads, rows, order)
+            for name, heads, rows in (
+                (names.query_norm, of.num_heads, local[0]),
+                (names.key_norm, of.num_kv_heads, local[1]),
+            )
+        )
         self.out = RowParallelLinear(
             parameters,
-            f"{name}.o_proj",
-            config.num_heads * config.head_dim,
+            f"{block}.o_proj",
+            of.num_heads * of.head_dim,
             config.hidden_size,
             parallel,
-            bias=config.output_bias,
+            bias=of.output_bias,
+            in_parts=_sums_in_norm(config.layers[layer]),
+        )
+        self._norms_in_kernel = (
+            of.query_key_norm == "head" and not of.norm_after_rotation and config.decoder.norm.is_plain
         )
 
     def forward(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
-        cos_sin: torch.Tensor,
+        angles: Angles,
         attention: Attention,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, then keep only `rows` if given."""
         qkv, residual = self.qkv.weight.normed_product(PreNorm(self.norm, x, residual), self.qkv.bias)
-        q, k, v = torch.split(qkv.view(len(qkv), -1, self._head_dim), self._heads, dim=1)
-        rotation = Rotation(cos_sin, self.q_norm, self.k_norm, self._eps)
+        q, k, v = torch.split(qkv.view(len(qkv), -1, self._config.head_dim), self._heads, dim=1)
+        q, k, rotation = self._prepared(q, k, angles)
         may_quantize = rows is None and self.out.weight.form is InputForm.FP8_BLOCKS
         heads = attention.attend(self._layer, q, k, v, rotation, may_quantize=may_quantize)
         if rows is not None:
             heads, residual = wide(heads)[rows], residual[rows]
         return self.out.forward(heads), residual
 
+    def _prepared(
+        self, q: torch.Tensor, k: torch.Tensor, angles: Angles
+    ) -> tuple[torch.Tensor, torch.Tensor, Rotation]:
+        """Queries and keys as the kernel that rotates and stores them takes them: all that it does not do is done."""
+        of, kind = self._config, self._norm_kind
+        cos_sin = angles.of(of.rope)
+        if of.query_growth is not None:
+            q = q * angles.growth(of.query_growth).to(q.dtype)
+        if self._norms_in_kernel:
+            return q, k, Rotation(cos_sin, self.q_norm, self.k_norm, kind.eps)
+        if self.q_norm is None or self.k_norm is None:
+            return q, k, Rotation(cos_sin)
+        if of.norm_after_rotation:
+            q, k, cos_sin = rotate(q, cos_sin), rotate(k, cos_sin), angles.of(None)
+        if of.query_key_norm == "head":
+            q, k = (
+                rms_norm(part, gain, kind.eps, unit_offset=kind.unit_offset, round_last=kind.round_last)
+                for part, gain in ((q, self.q_norm), (k, self.k_norm))
+            )
+        else:
+            q, k = self._whole_norms(q, k, self.q_norm, self.k_norm)
+        return q, k, Rotation(cos_sin)
+
+    def _whole_norms(
+        self, q: torch.Tensor, k: torch.Tensor, q_gain: torch.Tensor, k_gain: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Normalize the queries of all heads together, and the keys."""
+        of, ranks = self._config, self._parallel.size
+        wide = q.float().flatten(1), k.float().flatten(1)
+        sums = torch.stack([part.square().sum(-1) for part in wide], dim=-1)
+        # Ranks beyond the number of KV heads hold the same ones.
+        copies = max(1, ranks // of.num_kv_heads)
+        if ranks > 1:
+            sums = self._parallel.all_reduce_sum(sums / sums.new_tensor([1.0, copies]))
+        sizes = sums.new_tensor([of.num_heads * of.head_dim, of.num_kv_heads * of.head_dim])
+        scales = torch.rsqrt(sums / sizes + self._norm_kind.eps)
+        normed_q, normed_k = (
+            _apply_gain(part * scales[:, i, None], gain, q.dtype, round_last=self._norm_kind.round_last)
+            for i, (part, gain) in enumerate(zip(wide, (q_gain, k_gain), strict=True))
+        )
+        return normed_q.view_as(q), normed_k.view_as(k)
+
 
 class FeedForward:
-    def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
-        name = f"model.layers.{layer}.mlp"
-        size = config.intermediate_size
-        self.norm = _norm(config, parameters, f"model.layers.{layer}.post_attention_layernorm")
-        self._activation = GATED_ACTIVATIONS[config.activation]
+    def __init__(
+        self, config: ModelConfig, of: FeedForwardConfig, parallel: TensorParallel, parameters: Parameters, layer: int
+    ) -> None:
+        name, names = f"model.layers.{layer}.mlp", config.decoder.names
+        size = of.intermediate_size
+        self.norm = _norm_before_feed_forward(config, parameters, layer)
+        self._activation = GATED_ACTIVATIONS[of.activation]
         self.gate_up = ColumnParallelLinear(
             parameters,
             config.hidden_size,
-            [Projection(f"{name}.{part}", size, parallel.shard(size)) for part in ("gate_proj", "up_proj")],
-            bias=config.mlp_bias,
+            _stacked(
+                f"{name}.{names.fused_gate_up}" if names.fused_gate_up else None,
+                [Projection(f"{name}.{part}", size, parallel.shard(size)) for part in ("gate_proj", "up_proj")],
+            ),
+            bias=of.bias,
         )
         self.down = RowParallelLinear(
-            parameters, f"{name}.down_proj", size, config.hidden_size, parallel, bias=config.mlp_bias
+            parameters,
+            f"{name}.down_proj",
+            size,
+            config.hidden_size,
+            parallel,
+            bias=of.bias,
+            in_parts=_sums_in_norm(config.layers[layer]),
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,10 +178,10 @@ class SparseFeedForward:
         self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
     ) -> None:
         name = f"model.layers.{layer}.mlp"
-        self.norm = _norm(config, parameters, f"model.layers.{layer}.post_attention_layernorm")
+        self.norm = _norm_before_feed_forward(config, parameters, layer)
         self._parallel = parallel
         self._moe = moe
-        self._activation = GATED_ACTIVATIONS[config.activation]
+        self._activation = GATED_ACTIVATIONS[moe.activation]
         hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
         self.router = DenseWeight(parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden))
         self.experts = allocate_experts(
@@ -134,29 +208,69 @@ class SparseFeedForward:
 
 
 class DecoderLayer:
-    """Attention and feed-forward. Each takes the output of the previous block and the residual stream, adds them, and
-    normalizes the sum."""
+    """Attention and feed-forward. Each adds the output of the previous block to the residual stream, and begins with
+    the sum."""
 
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
+        of = config.layers[layer]
         self.attention = SelfAttention(config, parallel, parameters, layer)
+        self.attention_end = BlockEnd(config, parameters, layer, "post_attention_layernorm")
         self.feed_forward: FeedForward | SparseFeedForward
-        if config.moe is not None and config.moe.layers[layer]:
-            self.feed_forward = SparseFeedForward(config, config.moe, parallel, parameters, layer)
+        if isinstance(of.feed_forward, MoeConfig):
+            self.feed_forward = SparseFeedForward(config, of.feed_forward, parallel, parameters, layer)
         else:
-            self.feed_forward = FeedForward(config, parallel, parameters, layer)
+            self.feed_forward = FeedForward(config, of.feed_forward, parallel, parameters, layer)
+        self.feed_forward_end = BlockEnd(config, parameters, layer, "post_feedforward_layernorm")
 
     def forward(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
-        cos_sin: torch.Tensor,
+        angles: Angles,
         attention: Attention,
         rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`rows`: compute only these behind the attention; nothing reads the others."""
-        x, residual = self.attention.forward(x, residual, cos_sin, attention, rows)
+        x, residual = self.attention.forward(x, residual, angles, attention, rows)
+        x = self.attention_end.forward(x)
         # A chunk in the middle of a prompt leaves no rows.
-        return self.feed_forward.forward(x, residual) if len(residual) else (x, residual)
+        if len(residual):
+            x, residual = self.feed_forward.forward(x, residual)
+            x = self.feed_forward_end.forward(x)
+        return x, residual
+
+
+class BlockEnd:
+    """What happens to the output of a block before it is added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, parameters: Parameters, layer: int, name: str) -> None:
+        of = config.layers[layer]
+        self._norm = None
+        if of.norms != "pre":
+            self._norm = _norm(config, parameters, f"model.layers.{layer}.{name}")
+        self._scale = of.residual_scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._norm is not None:
+            x, _ = self._norm.forward(x, None)
+        return x if self._scale == 1.0 else x * self._scale
+
+
+class Angles:
+    """Angles of the tokens of a step, for all layers."""
+
+    def __init__(self, rotary: Mapping[RopeConfig | None, Rotary], positions: torch.Tensor) -> None:
+        self._cos_sin = {rope: table.at(positions) for rope, table in rotary.items()}
+        self._positions = positions
+
+    def of(self, rope: RopeConfig | None) -> torch.Tensor:
+        """[T, head_dim], see `Rotary.at`."""
+        return self._cos_sin[rope]
+
+    def growth(self, growth: QueryGrowth) -> torch.Tensor:
+        """[T, 1, 1] float32: factor of each token's queries."""
+        steps = torch.floor(self._positions.float() / growth.original_max_position)
+        return (1 + growth.beta * torch.log(1 + steps))[:, None, None]
 
 
 class Decoder:
@@ -188,19 +302,26 @@ class Decoder:
         """First token of this rank's shard of the vocabulary."""
         self.vocab_local = shard.size
         """Tokens in the shard, the same on every rank; padding behind the vocabulary has the lowest logit."""
-        self.num_kv_heads_local = _length(local_kv_heads(config, parallel))
+        self.num_kv_heads_local = _length(local_kv_heads(config.attention, parallel))
         """KV heads on this rank, which its KV pool stores per layer and token."""
 
         self.embedding = VocabParallelEmbedding(
             self.parameters, "model.embed_tokens", config.hidden_size, shard, parallel
         )
-        self.rotary = Rotary(config.rope, config.head_dim, max_position or config.max_model_len, device)
+        length = max_position or config.max_model_len
+        # Rotated queries and keys whose norm follows are stored as they are.
+        ropes = {layer.attention.rope: None for layer in config.layers}
+        if any(layer.attention.norm_after_rotation for layer in config.layers):
+            ropes[None] = None
+        self.rotary = {rope: Rotary(rope, config.attention.head_dim, length, device) for rope in ropes}
         self.layers = [DecoderLayer(config, parallel, self.parameters, i) for i in range(config.num_layers)]
+        family = config.decoder
         self.norm = _norm(config, self.parameters, "model.norm")
-        if config.tied_embeddings:
-            self.head = LMHead(self.embedding.weight, shard)
-        else:
-            self.head = LMHead(shard.new_weight(self.parameters, "lm_head", config.hidden_size), shard)
+        head = self.embedding.weight
+        if not family.tied_embeddings:
+            head = shard.new_weight(self.parameters, "lm_head", config.hidden_size)
+        self.head = LMHead(head, shard, family.logit_divisor, family.logit_softcap)
+        self._embedding_scale = torch.tensor(family.embedding_scale, dtype=dtype).item()
 
     def with_layers(self, layers: Sequence[int]) -> Decoder:
         """A model with only these layers. It shares their parameters."""
@@ -219,11 +340,13 @@ class Decoder:
         """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or only
         `rows` [S], [S, hidden]. For other rows the last layer only writes keys and values."""
         x = self.embedding.forward(tokens)
-        cos_sin = self.rotary.at(positions)
+        if self._embedding_scale != 1.0:
+            x = x * self._embedding_scale
+        angles = Angles(self.rotary, positions)
         residual = None
         for layer in self.layers[:-1]:
-            x, residual = layer.forward(x, residual, cos_sin, attention)
-        x, residual = self.layers[-1].forward(x, residual, cos_sin, attention, rows)
+            x, residual = layer.forward(x, residual, angles, attention)
+        x, residual = self.layers[-1].forward(x, residual, angles, attention, rows)
         x, _ = self.norm.forward(x, residual)
         return x
 
@@ -234,14 +357,70 @@ class Decoder:
 
 
 def _norm(config: ModelConfig, parameters: Parameters, name: str) -> RMSNorm:
-    return RMSNorm(parameters.replicated(f"{name}.weight", config.hidden_size), config.rms_norm_eps)
+    return RMSNorm(parameters.replicated(f"{name}.weight", config.hidden_size), config.decoder.norm)
 
 
-def local_kv_heads(config: ModelConfig, parallel: TensorParallel) -> slice:
+def _norm_before(config: ModelConfig, parameters: Parameters, layer: int, name: str) -> BlockNorm:
+    if config.layers[layer].norms == "post":
+        return ResidualSum()
+    return _norm(config, parameters, f"model.layers.{layer}.{name}")
+
+
+def _norm_before_feed_forward(config: ModelConfig, parameters: Parameters, layer: int) -> BlockNorm:
+    # Llama's name is that of the norm behind the attention where there is one.
+    is_sandwich = config.layers[layer].norms == "sandwich"
+    return _norm_before(
+        config, parameters, layer, "pre_feedforward_layernorm" if is_sandwich else "post_attention_layernorm"
+    )
+
+
+def _sums_in_norm(layer: LayerConfig) -> bool:
+    """Whether the output of a block goes to the next norm as it is."""
+    return layer.norms == "pre" and layer.residual_scale == 1.0
+
+
+def _head_gain(
+    parameters: Parameters,
+    name: str,
+    of: AttentionConfig,
+    heads: int,
+    local: slice,
+    order: tuple[int, ...] | None,
+) -> torch.Tensor | None:
+    """Gain of the norm of queries or keys: [head_dim], or that of this rank's heads one after the other."""
+    if of.query_key_norm is None:
+        return None
+    if of.query_key_norm == "head":
+        gain = parameters.new(of.head_dim)
+        parameters.add_source(name, (of.head_dim,), gain, order=order)
+        return gain
+    rows = _scaled(local, of.head_dim)
+    gain = parameters.new(_length(rows))
+    parameters.add_source(name, (heads * of.head_dim,), gain, rows, order=order)
+    return gain
+
+
+def _apply_gain(normed: torch.Tensor, gain: torch.Tensor, dtype: torch.dtype, *, round_last: bool) -> torch.Tensor:
+    return (normed * gain.float()).to(dtype) if round_last else gain * normed.to(dtype)
+
+
+def _stacked(fused: str | None, projections: list[Projection]) -> list[Projection]:
+    """Projections as a checkpoint stores them: with `fused`, all in one tensor of that name, one below the other."""
+    if fused is None:
+        return projections
+    total, begin, found = sum(each.out_features for each in projections), 0, []
+    for each in projections:
+        rows = slice(begin + each.rows.start, begin + each.rows.stop)
+        found.append(Projection(fused, total, rows, each.order))
+        begin += each.out_features
+    return found
+
+
+def local_kv_heads(of: AttentionConfig, parallel: TensorParallel) -> slice:
     """KV heads that this rank's query heads read. With fewer KV heads than ranks, neighbours hold the same head."""
-    if parallel.size <= config.num_kv_heads:
-        return parallel.shard(config.num_kv_heads)
-    head = parallel.rank * config.num_kv_heads // parallel.size
+    if parallel.size <= of.num_kv_heads:
+        return parallel.shard(of.num_kv_heads)
+    head = parallel.rank * of.num_kv_heads // parallel.size
     return slice(head, head + 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from minisgl.models.errors import ModelError
@@ -37,6 +37,35 @@ class Fields:
         if not isinstance(value, bool):
             raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not true or false")
         return value
+
+    @property
+    def all(self) -> Mapping[str, Any]:
+        """The whole object."""
+        return self._config
+
+    def raw(self, name: str, default: Any = None) -> Any:
+        """Value of any type: null where the file says so, `default` where it says nothing."""
+        return self._config.get(name, default)
+
+    def number_or_null(self, name: str, default: float) -> float | None:
+        """A number, or None where the file says null."""
+        return None if self.raw(name, default) is None else self.number(name, default)
+
+    def numbers(self, name: str, count: int, default: Sequence[int]) -> list[int]:
+        """List of one integer for each of `count` layers."""
+        value = self._get(name, default)
+        if not isinstance(value, list) or len(value) != count or not all(isinstance(v, int) for v in value):
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not a list of {count} integers")
+        return list(value)
+
+    def factors(self, name: str) -> tuple[float, ...]:
+        """List of positive numbers."""
+        value = self._get(name, None)
+        if not isinstance(value, list) or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) and v > 0 for v in value
+        ):
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not a list of positive numbers")
+        return tuple(map(float, value))
 
     def layers(self, name: str) -> list[int]:
         value = self._get(name, ())

@@ -49,5 +49,4 @@ def pool_too_small(tokens: int, max_model_len: int) -> str:
 def _bytes_per_token(model: ModelConfig, engine: EngineConfig) -> int:
     """Bytes of a token's keys and values on one rank."""
     fp8, wide = engine.kv_cache_dtype == "fp8", model.dtype_on(engine.device, engine.dtype) == "float32"
-    heads = max(1, model.num_kv_heads // engine.tensor_parallel)
-    return 2 * model.num_layers * heads * model.head_dim * (1 if fp8 else 4 if wide else 2)
+    return model.kv_numbers_per_token(engine.tensor_parallel) * (1 if fp8 else 4 if wide else 2)

@@ -17,14 +17,18 @@ CONFIG_FIELDS: Final = frozenset(
         *("num_hidden_layers", "num_key_value_heads", "num_local_experts", "original_max_position_embeddings"),
         *("partial_rotary_factor", "quantization", "quantization_config", "rms_norm_eps", "rope_parameters"),
         *("rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype", "use_sliding_window"),
-        "vocab_size",
+        *("attention_multiplier", "attention_out_bias", "attn_logit_softcapping", "embedding_multiplier"),
+        *("final_logit_softcapping", "hidden_activation", "logits_scaling", "model_type", "no_rope_layer_interval"),
+        *("no_rope_layers", "query_pre_attn_scalar", "residual_multiplier", "rope_local_base_freq"),
+        *("sliding_window_pattern", "text_config", "use_bias", "use_bidirectional_attention", "vocab_size"),
     }
 )
-"""Fields of config.json that `ModelConfig.parse` reads."""
+"""Fields of config.json that `ModelConfig.parse` and the readers of families read."""
 ROPE_FIELDS: Final = frozenset(
     {
         *("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale"),
         *("mscale_all_dim", "original_max_position_embeddings", "partial_rotary_factor", "rope_theta", "rope_type"),
+        *("alpha", "full_attention", "llama_4_scaling_beta", "long_factor", "short_factor", "sliding_attention"),
         *("truncate", "type"),
     }
 )

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from minisgl.layers.weights.parameters import Parameters, Source
+from minisgl.layers.weights.parameters import Parameters, Source, in_order
 from minisgl.layers.weights.weight import Draw
 
 
@@ -44,7 +44,7 @@ def _place(source: Source) -> str:
 
 def _fill_part(into: torch.Tensor, source: Source, seed: int) -> None:
     if into.device.type == "cpu":
-        into.copy_(random_tensor(source.name, source.shape, seed)[source.take])
+        into.copy_(in_order(random_tensor(source.name, source.shape, seed)[source.take], source.order))
     else:
         _fill(into, source.name, source.shape[-1], f"{seed}/{source.name}/{_place(source)}")
 

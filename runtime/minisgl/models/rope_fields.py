@@ -11,6 +11,7 @@ from minisgl.models.errors import ModelError
 from minisgl.models.fields import Fields
 
 _OBJECTS: Final = ("rope_parameters", "rope_scaling")
+_KINDS: Final = ("default", "linear", "llama3", "yarn", "longrope")
 _REMEDIES: Final[Mapping[str, str]] = {
     "dynamic": "; up to max_position_embeddings it does nothing: --hf-overrides '{\"rope_scaling\": null}' removes it",
 }
@@ -31,28 +32,42 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         raise ModelError("unsupported_rope", "config.json: RoPE parameters that differ by layer are not supported")
     rope = Fields({"rope_theta": config.get("rope_theta"), **given})
     kind = given.get("rope_type") or given.get("type") or "default"
-    partial = given.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    if kind not in ("default", "linear", "llama3", "yarn") or partial != 1.0:
-        what = f"rope type {kind!r}" if partial == 1.0 else f"partial_rotary_factor {partial}"
+    # Phi-3's first files.
+    kind = "longrope" if kind == "su" else kind
+    beside = Fields(config).number("partial_rotary_factor", default=1.0)
+    share = rope.number("partial_rotary_factor", default=beside)
+    if kind not in _KINDS or not 0 < share <= 1:
+        what = f"rope type {kind!r}" if kind not in _KINDS else f"partial_rotary_factor {share}"
         raise ModelError(
             "unsupported_rope",
-            f"config.json: {what} is not supported; supported are whole-head "
-            f"rotations of type default, linear, llama3 and yarn{_REMEDIES.get(str(kind), '')}",
+            f"config.json: {what} is not supported; supported are rotations of type {', '.join(_KINDS)}"
+            f"{_REMEDIES.get(str(kind), '')}",
         )
     theta = rope.number("rope_theta", default=10000.0)
     if kind == "default":
-        return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, rotated_share=share)
     factor = rope.number("factor", default=0.0)
     # In transformers, a value next to the RoPE parameters overrides one inside them.
     outside = config.get("original_max_position_embeddings")
     inside = rope.count("original_max_position_embeddings", default=max_position)
     original = outside if isinstance(outside, int) else inside
-    if kind == "yarn" and not factor:
+    if kind in ("yarn", "longrope") and not factor:
         factor = max_position / original
     if factor <= 0:
         raise ModelError("invalid_config", f"config.json: rope type {kind!r} needs a positive factor")
     if kind == "linear":
-        return RopeConfig(kind="linear", theta=theta, factor=factor)
+        return RopeConfig(kind="linear", theta=theta, factor=factor, rotated_share=share)
+    if kind == "longrope":
+        return RopeConfig(
+            kind="longrope",
+            theta=theta,
+            factor=factor,
+            original_max_position=original,
+            attention_factor=_longrope_attention_factor(rope, factor, original),
+            short_factors=rope.factors("short_factor"),
+            long_factors=rope.factors("long_factor"),
+            rotated_share=share,
+        )
     if kind == "llama3":
         return RopeConfig(
             kind="llama3",
@@ -61,6 +76,7 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
             original_max_position=original,
             low_freq_factor=rope.number("low_freq_factor", default=1.0),
             high_freq_factor=rope.number("high_freq_factor", default=4.0),
+            rotated_share=share,
         )
     return RopeConfig(
         kind="yarn",
@@ -71,6 +87,7 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
         beta_slow=rope.number("beta_slow", default=1.0) or 1.0,
         attention_factor=_yarn_attention_factor(rope, factor),
         truncate=rope.flag("truncate", default=True),
+        rotated_share=share,
     )
 
 
@@ -83,3 +100,27 @@ def _yarn_attention_factor(rope: Fields, factor: float) -> float:
         return given
     mscale, mscale_all = rope.number("mscale", default=0.0), rope.number("mscale_all_dim", default=0.0)
     return scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
+
+
+def _longrope_attention_factor(rope: Fields, factor: float, original: int) -> float:
+    given = rope.number("attention_factor", default=0.0)
+    return given or (1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original)))
+
+
+def ropes_by_type(
+    config: Mapping[str, Any], *, local_theta: float | None = None, theta: float = 10_000.0
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """RoPE parameters, as `rope_of` takes them, of layers with a window and of the others. Newer files have an object
+    for each type of layer; older ones have `rope_scaling`, which is for layers without a window. `local_theta`: base of
+    layers with a window in older files; None: that of the others."""
+    parameters, scaling = ({} if value is None else value for value in map(config.get, _OBJECTS))
+    whole, local = (parameters.get(kind) for kind in ("full_attention", "sliding_attention"))
+    if isinstance(whole, dict) or isinstance(local, dict):
+        found = [each if isinstance(each, dict) else {} for each in (local, whole)]
+    else:
+        base = parameters.get("rope_theta", config.get("rope_theta") or theta)
+        found = [{"rope_theta": local_theta or base}, {"rope_theta": base, **scaling}]
+        if parameters and not scaling:
+            found[1] = {**parameters, "rope_theta": base}
+    first, second = ({"rope_parameters": each, "rope_scaling": None} for each in found)
+    return first, second

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from minisgl.layers.weights.allocate import KINDS
 from minisgl.layers.weights.formats import BLOCK, WeightFormat, unsupported_quantization
-from minisgl.layers.weights.parameters import Parameters, Source
+from minisgl.layers.weights.parameters import Parameters, Source, in_order
 from minisgl.layers.weights.weight import NotFiniteError
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
 from minisgl.models.errors import ModelError
@@ -108,6 +108,8 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
                 read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
             else:
                 _fill(read, read.source.format, files)
+            if read.source.order is not None:
+                read.source.into.copy_(in_order(read.source.into, read.source.order))
             advance(read.num_bytes)
 
 

@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
 
-from minisgl.models.config import ModelConfig, MoeConfig
+from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import checkpoint_parameters
+from minisgl.models.decoder_config import MoeConfig
 from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import random_tensor
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS, quantize
@@ -193,11 +194,11 @@ def _weights(config: ModelConfig, tokenizer: Tokenizer, family: Family, seed: in
     sources = checkpoint_parameters(config).sources
     weights = {source.name: random_tensor(source.name, source.shape, seed) for source in sources}
     weights["model.embed_tokens.weight"] *= _EMBEDDING_SCALE
-    if config.tied_embeddings:
+    if config.decoder.tied_embeddings:
         weights["model.norm.weight"] *= _LOGIT_SCALE / _EMBEDDING_SCALE
     else:
         weights["lm_head.weight"] *= _LOGIT_SCALE
-    head = weights["model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"]
+    head = weights["model.embed_tokens.weight" if config.decoder.tied_embeddings else "lm_head.weight"]
     head *= _row_scale(config.vocab_size, tokenizer, family)
     if config.moe is not None:
         _separate_experts(weights, config, config.moe, seed)

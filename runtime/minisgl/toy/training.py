@@ -150,12 +150,12 @@ class Training:
         begins as the tokens themselves."""
         into = {source.name: source.into for source in self._sources}
         generator = torch.Generator().manual_seed(seed)
-        size, heads = config.hidden_size, config.num_heads
-        assert config.num_kv_heads == heads and heads * config.head_dim % size == 0
+        size, heads = config.hidden_size, config.attention.num_heads
+        assert config.attention.num_kv_heads == heads and heads * config.attention.head_dim % size == 0
         for layer in range(config.num_layers):
             bases = [
                 torch.linalg.qr(torch.randn(size, size, generator=generator)).Q
-                for _ in range(heads * config.head_dim // size)
+                for _ in range(heads * config.attention.head_dim // size)
             ]
             values = torch.cat(bases)
             into[f"model.layers.{layer}.self_attn.v_proj.weight"].copy_(values)
@@ -169,18 +169,20 @@ class Training:
         """Let the first head of the first layer attend to the previous token, through a feature that is the same for
         all tokens: it changes all logits alike."""
         self._model.embedding.weight[:, 0] = _CONSTANT_FEATURE
-        half = config.head_dim // 2
+        half, rope = config.attention.head_dim // 2, config.attention.rope
+        assert rope is not None
         pairs = torch.arange(_FAST_PAIRS)
         # Keys are turned by their position. These queries look for the one that is turned by one position less.
-        angle = config.rope.theta ** (-pairs / half)
-        first = slice(0, config.head_dim)
+        angle = rope.theta ** (-pairs / half)
+        first = slice(0, config.attention.head_dim)
         query, key, output = (into[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qko")
         for weight in (query, key):
             weight[first].mul_(_LAYER_SCALE)
         query[pairs, 0], query[pairs + half, 0] = angle.cos(), -angle.sin()
         key[pairs, 0] = 1.0
         # In another direction than that of the token itself.
-        mixed = torch.randn(config.hidden_size, config.head_dim, generator=generator) * config.hidden_size**-0.5
+        width, size = config.hidden_size, config.attention.head_dim
+        mixed = torch.randn(width, size, generator=generator) * width**-0.5
         output[:, first].copy_(_LAYER_SCALE * mixed)
 
     def _logits_and_targets(self, tokens: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,6 +31,7 @@ class Kernel:
         longest_query: int,
         longest_key: int,
         splits: int,
+        scale: float,
         scales: KVScales,
     ) -> None:
         queries, keys = query_offsets.tolist(), key_offsets.tolist()
@@ -40,8 +41,9 @@ class Kernel:
             assert end - begin <= longest_query and last - first <= longest_key
             mask = torch.ones(end - begin, last - first, dtype=torch.bool).tril(last - first - (end - begin))
             query, key, value = (x.transpose(0, 1)[None] for x in (q[begin:end], k[first:last], v[first:last]))
-            scale = scales.key * q.shape[-1] ** -0.5
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
+            attended = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=scale * scales.key, enable_gqa=True
+            )
             out[begin:end] = attended[0].transpose(0, 1) * scales.value
 
 

@@ -23,18 +23,15 @@ _PARAMETERS = {
 
 
 def _parameters(config: ModelConfig) -> int:
-    hidden, queries, keys = (
-        config.hidden_size,
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-    )
-    attention = hidden * (2 * queries + 2 * keys) + config.qkv_bias * (queries + 2 * keys)
-    attention += 2 * config.head_dim * config.qk_norm
-    feed_forward = 3 * hidden * config.intermediate_size
+    hidden, of = config.hidden_size, config.attention
+    queries, keys = of.num_heads * of.head_dim, of.num_kv_heads * of.head_dim
+    attention = hidden * (2 * queries + 2 * keys) + of.qkv_bias * (queries + 2 * keys)
+    attention += 2 * of.head_dim * (of.query_key_norm is not None)
+    feed_forward = 3 * hidden * config.layers[0].feed_forward.intermediate_size
     if config.moe is not None:
         feed_forward = config.moe.num_experts * hidden * (3 * config.moe.intermediate_size + 1)
     layer = attention + feed_forward + 2 * hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tied_embeddings else 2)
+    embeddings = config.vocab_size * hidden * (1 if config.decoder.tied_embeddings else 2)
     return config.num_layers * layer + embeddings + hidden
 
 
@@ -47,12 +44,12 @@ def test_a_builtin_configuration_has_the_published_number_of_parameters(name: st
     ("name", "head_dim", "query_heads_per_kv_head"), [("llama-3.2-1b", 64, 4), ("qwen2.5-0.5b", 64, 7)]
 )
 def test_small_models_have_heads_of_64(name: str, head_dim: int, query_heads_per_kv_head: int) -> None:
-    config = ModelConfig.parse(BUILTIN_CONFIGS[name])
-    assert config.head_dim == head_dim
-    assert config.num_heads == config.num_kv_heads * query_heads_per_kv_head
-    assert config.sliding_window is None
+    of = ModelConfig.parse(BUILTIN_CONFIGS[name]).attention
+    assert of.head_dim == head_dim
+    assert of.num_heads == of.num_kv_heads * query_heads_per_kv_head
+    assert of.window is None
 
 
 def test_mistral_had_a_window_of_4096_tokens_at_first() -> None:
-    windows = {name: ModelConfig.parse(BUILTIN_CONFIGS[name]).sliding_window for name in BUILTIN_CONFIGS}
+    windows = {name: ModelConfig.parse(BUILTIN_CONFIGS[name]).attention.window for name in BUILTIN_CONFIGS}
     assert {name: window for name, window in windows.items() if window} == {"mistral-7b-v0.1": 4096}

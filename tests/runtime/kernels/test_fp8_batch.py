@@ -100,11 +100,14 @@ def test_the_warm_ups_sizes_need_all_kernels_that_others_do(model: str, ranks: i
 
 def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int], *, per_channel: bool) -> set[int]:
     """Groups of 64 rows in the tiles of a model's products, which select a variant of the kernel."""
-    inner, heads = config.intermediate_size // ranks, config.num_heads * config.head_dim // ranks
+    inner, heads = (
+        config.layers[0].feed_forward.intermediate_size // ranks,
+        config.attention.num_heads * config.attention.head_dim // ranks,
+    )
     shapes = [
         (2 * inner, config.hidden_size),
         (config.hidden_size, inner),
-        (heads + 2 * config.num_kv_heads * config.head_dim // ranks, config.hidden_size),
+        (heads + 2 * config.attention.num_kv_heads * config.attention.head_dim // ranks, config.hidden_size),
         (config.hidden_size, heads),
     ]
     # Ranks have weights of 16 bits where they would have a part of 128 inputs or outputs.

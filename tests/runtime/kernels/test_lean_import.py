@@ -9,9 +9,7 @@ import pytest
 from minisgl.kernels.compile.lean_import import lean_package
 
 
-def test_the_package_is_imported_on_first_access(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_package_is_imported_on_first_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "heavy_package"
     folder.mkdir()
     (folder / "__init__.py").write_text("from .other import VALUE\nfrom . import other\n")

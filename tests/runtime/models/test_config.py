@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
 
@@ -28,16 +29,21 @@ def parse(generation: dict[str, Any] | None = None, **changes: Any) -> ModelConf
     return ModelConfig.parse({**LLAMA, **changes}, generation)
 
 
+def rope_of(config: ModelConfig) -> RopeConfig:
+    assert config.attention.rope is not None
+    return config.attention.rope
+
+
 def test_missing_fields_have_the_defaults_of_transformers() -> None:
     config = parse()
-    assert (config.head_dim, config.rms_norm_eps, config.tied_embeddings) == (8, 1e-6, False)
-    assert (config.rope.kind, config.rope.theta, config.dtype) == ("default", 10000.0, "bfloat16")
-    assert parse(num_key_value_heads=None).num_kv_heads == 8
-    assert not config.qkv_bias
-    assert parse(architectures=["Qwen2ForCausalLM"]).qkv_bias
-    assert parse(architectures=["Qwen3ForCausalLM"]).qk_norm
-    assert parse(architectures=["Qwen3ForCausalLM"]).head_dim == 128
-    assert parse(architectures=["MistralForCausalLM"]).sliding_window == 4096
+    assert (config.attention.head_dim, config.decoder.norm.eps, config.decoder.tied_embeddings) == (8, 1e-6, False)
+    assert (rope_of(config), config.dtype) == (RopeConfig(theta=10000.0), "bfloat16")
+    assert parse(num_key_value_heads=None).attention.num_kv_heads == 8
+    assert not config.attention.qkv_bias
+    assert parse(architectures=["Qwen2ForCausalLM"]).attention.qkv_bias
+    assert parse(architectures=["Qwen3ForCausalLM"]).attention.query_key_norm == "head"
+    assert parse(architectures=["Qwen3ForCausalLM"]).attention.head_dim == 128
+    assert parse(architectures=["MistralForCausalLM"]).attention.window == 4096
 
 
 @pytest.mark.parametrize("spelling", ["torch_dtype", "dtype"])
@@ -76,7 +82,7 @@ def test_attention_bias_applies_only_to_architectures_with_it() -> None:
         ("Qwen3", True, True),
     ]:
         config = parse(architectures=[f"{name}ForCausalLM"], attention_bias=True)
-        assert (config.qkv_bias, config.output_bias) == (qkv, out), name
+        assert (config.attention.qkv_bias, config.attention.output_bias) == (qkv, out), name
 
 
 def test_end_tokens_of_both_files_are_used() -> None:
@@ -90,10 +96,10 @@ def test_rope_parameters_and_rope_scaling_mean_the_same() -> None:
     old = parse(rope_theta=1e6, rope_scaling=scaling)
     new = parse(rope_parameters={**scaling, "rope_theta": 1e6})
     oldest = parse(rope_theta=1e6, rope_scaling={**scaling, "rope_type": None, "type": "yarn"})
-    assert old.rope == new.rope == oldest.rope
+    assert rope_of(old) == rope_of(new) == rope_of(oldest)
     edited = parse(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, rope_scaling=scaling)
-    assert edited.rope == old.rope, "rope_scaling beside rope_parameters changes the scaling, not the base"
-    assert old.rope.attention_factor == pytest.approx(1.138629)
+    assert rope_of(edited) == rope_of(old), "rope_scaling beside rope_parameters changes the scaling, not the base"
+    assert rope_of(old).attention_factor == pytest.approx(1.138629)
 
 
 def test_yarn_extends_the_length_of_pre_training() -> None:
@@ -108,7 +114,13 @@ def test_yarn_extends_the_length_of_pre_training() -> None:
         ("unsupported_architecture", {"architectures": ["GPT2LMHeadModel"]}, "Qwen3MoeForCausalLM"),
         ("unsupported_architecture", {"architectures": None}, "LlamaForCausalLM"),
         ("quantized_checkpoint", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
-        ("unsupported_rope", {"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "longrope"),
+        ("unsupported_rope", {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "dynamic"),
+        ("invalid_config", {"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "short_factor"),
+        (
+            "invalid_config",
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2, "short_factor": [1], "long_factor": [1] * 4}},
+            "not one for each of 4",
+        ),
         ("unsupported_rope", {"partial_rotary_factor": 0.5}, "0.5"),
         ("unsupported_rope", {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "layer"),
         ("unsupported_activation", {"hidden_act": "relu"}, "relu"),
@@ -140,37 +152,27 @@ def qwen2_window(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "window"),
+    ("changes", "windows"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "sliding_window": 100}, None),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, None),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, 100),
-        (qwen2_window(use_sliding_window=False), None),
-        (qwen2_window(use_sliding_window=None), None),
-        (qwen2_window(), None),
-        (qwen2_window(max_window_layers=2), None),
-        (qwen2_window(max_window_layers=0), 100),
-        (qwen2_window(layer_types=["full_attention", "full_attention"]), None),
-        (qwen2_window(layer_types=["sliding_attention", "sliding_attention"]), 100),
-        ({"architectures": ["Qwen3MoeForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, 100),
+        ({"architectures": ["LlamaForCausalLM"], "sliding_window": 100}, [None, None]),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, [None, None]),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 100}, [100, 100]),
+        (qwen2_window(use_sliding_window=False), [None, None]),
+        (qwen2_window(use_sliding_window=None), [None, None]),
+        (qwen2_window(), [None, None]),
+        (qwen2_window(max_window_layers=2), [None, None]),
+        (qwen2_window(max_window_layers=0), [100, 100]),
+        (qwen2_window(max_window_layers=1), [None, 100]),
+        (qwen2_window(layer_types=["full_attention", "sliding_attention"]), [None, 100]),
+        (qwen2_window(layer_types=["full_attention", "full_attention"]), [None, None]),
+        (qwen2_window(layer_types=["sliding_attention", "sliding_attention"]), [100, 100]),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "sliding_window": 100, "use_sliding_window": True}, [100, 100]),
     ],
 )
-def test_a_sliding_window_applies_where_transformers_applies_it(changes: dict[str, Any], window: int | None) -> None:
-    config = parse(**changes)
-    assert config.sliding_window == window
-    config.check_length(config.max_model_len)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"max_window_layers": 1}, {"layer_types": ["full_attention", "sliding_attention"]}]
-)
-def test_a_window_of_some_layers_is_rejected_beyond_its_length(changes: dict[str, Any]) -> None:
-    config = parse(**qwen2_window(**changes))
-    assert (config.sliding_window, config.partial_window) == (None, 100)
-    config.check_length(100)
-    with pytest.raises(ModelError, match=r"--max-model-len 100") as refusal:
-        config.check_length(101)
-    assert refusal.value.code == "sliding_window"
+def test_a_sliding_window_applies_where_transformers_applies_it(
+    changes: dict[str, Any], windows: list[int | None]
+) -> None:
+    assert [layer.attention.window for layer in parse(**changes).layers] == windows
 
 
 def test_tensor_parallel_sizes_that_do_not_divide_are_rejected_with_those_that_do() -> None:

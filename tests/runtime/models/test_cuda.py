@@ -69,7 +69,7 @@ def test_a_captured_step_equals_an_eager_one(arch: str, dtype: torch.dtype, tmp_
     positions = torch.arange(8, dtype=torch.int32, device="cuda")
 
     def step() -> torch.Tensor:
-        return model.local_logits(model.forward(tokens, positions, SequenceAttention([1] * 8)))
+        return model.local_logits(model.forward(tokens, positions, SequenceAttention([1] * 8, model.config.layers)))
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

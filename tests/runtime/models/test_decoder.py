@@ -23,7 +23,7 @@ def _hidden(
     tokens = torch.arange(sum(LENGTHS), dtype=torch.int32) + 7
     positions = torch.cat([torch.arange(length, dtype=torch.int32) for length in LENGTHS])
     wanted = None if rows is None else torch.tensor(rows, dtype=torch.int32)
-    hidden = model.forward(tokens, positions, SequenceAttention(LENGTHS), wanted)
+    hidden = model.forward(tokens, positions, SequenceAttention(LENGTHS, model.config.layers), wanted)
     return hidden, model.local_logits(hidden)
 
 

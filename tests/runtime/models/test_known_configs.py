@@ -208,35 +208,43 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "HuggingFaceTB/SmolLM2-135M-Instruct": {"head_dim": 64, "tied_embeddings": True, "num_kv_heads": 3},
     "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T": {"head_dim": 64, "dtype": "float32"},
-    "mistralai/Mistral-7B-v0.1": {"sliding_window": 4096, "partial_window": None, "max_model_len": 32768},
-    "mistralai/Mistral-7B-Instruct-v0.3": {"sliding_window": None, "rope": RopeConfig(theta=1e6)},
+    "mistralai/Mistral-7B-v0.1": {"window": 4096, "max_model_len": 32768},
+    "mistralai/Mistral-7B-Instruct-v0.3": {"window": None, "rope": RopeConfig(theta=1e6)},
     "mistralai/Mistral-Nemo-Instruct-2407": {"head_dim": 128, "qkv_bias": False, "max_model_len": 131072},
     "Qwen/Qwen2.5-0.5B-Instruct": {
         "head_dim": 64,
         "qkv_bias": True,
         "output_bias": False,
         "tied_embeddings": True,
-        "sliding_window": None,
-        "partial_window": None,
+        "window": None,
     },
-    "Qwen/Qwen2.5-7B-Instruct-1M": {"dual_chunk_after": 262144, "sliding_window": None, "partial_window": None},
-    "Qwen/Qwen3-0.6B": {"head_dim": 128, "qk_norm": True, "qkv_bias": False, "max_model_len": 40960},
+    "Qwen/Qwen2.5-7B-Instruct-1M": {"dual_chunk_after": 262144, "window": None},
+    "Qwen/Qwen3-0.6B": {"head_dim": 128, "query_key_norm": "head", "qkv_bias": False, "max_model_len": 40960},
     "Qwen/Qwen3-8B, saved by transformers 5": {
         "dtype": "bfloat16",
         "rope": RopeConfig(theta=1e6),
-        "sliding_window": None,
+        "window": None,
         "tied_embeddings": False,
     },
-    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"head_dim": 128, "rope": RopeConfig(theta=1e7), "sliding_window": None},
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": {"head_dim": 128, "rope": RopeConfig(theta=1e7), "window": None},
 }
+
+
+def described(config: ModelConfig) -> dict[str, Any]:
+    """All that is read, and what is the same in all layers beside it."""
+    [attention] = {layer.attention for layer in config.layers}
+    parts = (attention, config.decoder, config)
+    fields = {name: getattr(part, name) for part in parts for name in part.__struct_fields__}
+    return {**fields, "max_model_len": config.max_model_len}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_configurations_are_read(name: str) -> None:
     given, config = CONFIGS[name], ModelConfig.parse(CONFIGS[name])
-    assert {field: getattr(config, field) for field in EXPECTED[name]} == EXPECTED[name]
+    found = described(config)
+    assert {field: found[field] for field in EXPECTED[name]} == EXPECTED[name]
     assert config.hidden_size == given["hidden_size"]
-    assert (config.num_heads, config.num_kv_heads) == (given["num_attention_heads"], given["num_key_value_heads"])
+    assert (found["num_heads"], found["num_kv_heads"]) == (given["num_attention_heads"], given["num_key_value_heads"])
     assert config.vocab_size == given["vocab_size"]
     assert (config.moe is not None) == ("num_experts" in given)
     if "dual_chunk_attention_config" not in given:
@@ -248,8 +256,10 @@ def test_yarn_as_its_authors_document_it_extends_qwen() -> None:
     yarn = {"factor": 4.0, "original_max_position_embeddings": 32768}
     for name, kind in (("Qwen/Qwen2.5-0.5B-Instruct", "type"), ("Qwen/Qwen3-0.6B", "rope_type")):
         config = ModelConfig.parse(CONFIGS[name], overrides={"rope_scaling": {**yarn, kind: "yarn"}})
-        assert (config.rope.kind, config.rope.theta, config.max_model_len) == ("yarn", 1e6, 131072)
-        assert config.rope.attention_factor == pytest.approx(1.138629)
+        rope = config.attention.rope
+        assert rope is not None
+        assert (rope.kind, rope.theta, config.max_model_len) == ("yarn", 1e6, 131072)
+        assert rope.attention_factor == pytest.approx(1.138629)
 
 
 def test_a_model_with_dual_chunk_attention_is_limited_to_plain_attention() -> None:
@@ -268,10 +278,14 @@ def test_a_model_with_dual_chunk_attention_is_limited_to_plain_attention() -> No
         ({"quantization_config": {"fmt": "e4m3", "quant_method": "fp8"}}, "quantized_checkpoint", "fp8"),
         (
             {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
-            "unsupported_rope",
-            "long",
+            "invalid_config",
+            "one for each of 32 rotated pairs",
         ),
-        ({"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0]}}, "unsupported_rope", "su"),
+        (
+            {"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0]}},
+            "invalid_config",
+            "short_factor",
+        ),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
             "unsupported_rope",

@@ -67,7 +67,7 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
         model = load(checkpoint, parallel)
         return all_logits(model, SEQUENCES, parallel), model.parameter_bytes
 
-    if load(checkpoint).config.num_kv_heads > 1:
+    if load(checkpoint).config.attention.num_kv_heads > 1:
         whole = load(checkpoint).parameter_bytes
         for logits, parameter_bytes in run_ranks(2, tmp_path, rank_logits):
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)

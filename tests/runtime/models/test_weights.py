@@ -39,7 +39,7 @@ def test_every_parameter_is_filled_exactly_once(arch: str, size: int, tmp_path: 
     def check(parallel: TensorParallel) -> None:
         model = empty(checkpoint, parallel)
         padding = max(0, model.vocab_start + model.vocab_local - 575)
-        tables = 1 if model.config.tied_embeddings else 2
+        tables = 1 if model.config.decoder.tied_embeddings else 2
         for source in model.parameters.sources:
             source.into.zero_()
         for source in model.parameters.sources:

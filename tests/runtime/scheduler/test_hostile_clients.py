@@ -88,9 +88,7 @@ def submit(number: int, max_tokens: int = 3, **options: Any) -> Submit:
 
 
 @pytest.mark.parametrize("frame", FRAMES_THAT_BREAK_DECODERS)
-def test_an_undecodable_frame_drops_only_its_sender(
-    context: zmq.Context[Any], clients: Clients, frame: bytes
-) -> None:
+def test_an_undecodable_frame_drops_only_its_sender(context: zmq.Context[Any], clients: Clients, frame: bytes) -> None:
     """Decoders raise more than their own errors; none of these may end the process."""
     with serving(clients, Harness()):
         vandal, other = connect(context, clients), connect(context, clients)

@@ -172,9 +172,7 @@ def test_abort_frees_pages_and_status_reports_it(server: tuple[str, ModelCard], 
     assert request_id not in client.finish
 
 
-def test_requests_of_a_disconnected_client_end(
-    server: tuple[str, ModelCard], context: zmq.Context[Any]
-) -> None:
+def test_requests_of_a_disconnected_client_end(server: tuple[str, ModelCard], context: zmq.Context[Any]) -> None:
     leaving, staying = Client(context, server[0]), Client(context, server[0])
     for number in range(8):
         leaving.submit(number, [number], LONG, ignore_eos=True)

@@ -97,8 +97,8 @@ def test_shapes_for_gpu_kernels(tmp_path: Path) -> None:
         tmp_path, "qwen3", layers=3, hidden=256, head_dim=128, heads=4, kv_heads=2, vocab=1000, intermediate=512
     )
     config = load(checkpoint).config
-    assert (config.num_layers, config.hidden_size, config.head_dim, config.vocab_size) == (3, 256, 128, 1000)
-    assert (config.num_heads, config.num_kv_heads) == (4, 2)
+    assert (config.num_layers, config.hidden_size, config.attention.head_dim, config.vocab_size) == (3, 256, 128, 1000)
+    assert (config.attention.num_heads, config.attention.num_kv_heads) == (4, 2)
 
 
 @pytest.mark.parametrize(

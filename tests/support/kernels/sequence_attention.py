@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from minisgl.kernels.attention.rotation import Rotation
+from minisgl.models.decoder_config import LayerConfig
 
 
 class SequenceAttention:
     """Causal attention over whole sequences that lie one after the other in the batch."""
 
-    def __init__(self, lengths: Sequence[int], window: int | None = None) -> None:
-        """`window`: last positions that a token attends to; None: all."""
+    def __init__(self, lengths: Sequence[int], layers: Sequence[LayerConfig]) -> None:
         self._lengths = list(lengths)
-        self._window = window
+        self._layers = [layer.attention for layer in layers]
 
     def attend(
         self,
@@ -28,14 +27,20 @@ class SequenceAttention:
         *,
         may_quantize: bool = False,
     ) -> torch.Tensor:
+        of = self._layers[layer]
         q, k = rotation.apply(q, k)
         outputs = []
         parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)
         for query, key, value in parts:
-            q_heads, k_heads, v_heads = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+            group = query.shape[1] // key.shape[1]
+            q_heads = query.transpose(0, 1)
+            k_heads, v_heads = (part.transpose(0, 1).repeat_interleave(group, 0) for part in (key, value))
             positions = torch.arange(len(query), device=q.device)
             distances = positions[:, None] - positions
-            mask = (distances >= 0) & (distances < (self._window or len(query)))
-            out = F.scaled_dot_product_attention(q_heads, k_heads, v_heads, attn_mask=mask, enable_gqa=True)
-            outputs.append(out[0].transpose(0, 1).flatten(1))
+            mask = (distances >= 0) & (distances < (of.window or len(query)))
+            scores = (q_heads @ k_heads.transpose(1, 2)).float() * of.scale
+            if of.softcap is not None:
+                scores = torch.tanh(scores / of.softcap) * of.softcap
+            weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1).to(value.dtype)
+            outputs.append((weights @ v_heads).transpose(0, 1).flatten(1))
         return torch.cat(outputs)

@@ -60,7 +60,7 @@ def all_logits(model: Decoder, sequences: list[list[int]], parallel: TensorParal
     device = model.parameters.device
     tokens = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int32, device=device)
     positions = torch.cat([torch.arange(length, dtype=torch.int32, device=device) for length in lengths])
-    attention = SequenceAttention(lengths, model.config.sliding_window)
+    attention = SequenceAttention(lengths, model.config.layers)
     logits = model.local_logits(model.forward(tokens, positions, attention))
     if parallel is not None:
         logits = parallel.all_gather_last_dim(logits)

@@ -10,7 +10,7 @@ import torch
 
 from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade import CascadeLayout
-from minisgl.attention.paged import PagedAttention
+from minisgl.attention.layered import LayeredAttention
 from minisgl.engine.batch import StepSize
 from minisgl.engine.graphs.capture import captured, padding_step
 from minisgl.engine.graphs.sizes import cascade_sizes, fitting_size, graph_sizes, prefers_cascade
@@ -26,7 +26,7 @@ class StepGraph:
         self,
         runner: Runner,
         few_layers: Runner,
-        attention: PagedAttention,
+        attention: LayeredAttention,
         size: StepSize,
         cascade: CascadeLayout | None,
         upload: torch.Tensor,
@@ -123,13 +123,13 @@ class StepGraphs:
         self._is_long = attention.is_long
         self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
 
-        def for_graph(size: StepSize) -> PagedAttention | None:
+        def for_graph(size: StepSize) -> LayeredAttention | None:
             return attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)
 
         def new_graph(
             size: StepSize,
             cascade: CascadeLayout | None = None,
-            for_size: Callable[[StepSize], PagedAttention | None] = for_graph,
+            for_size: Callable[[StepSize], LayeredAttention | None] = for_graph,
         ) -> StepGraph | None:
             before()
             if (captured := for_size(size)) is None:

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
-from minisgl.attention import cascade_backend, fa3_backend, flashinfer_backend, select, xqa_backend
-from minisgl.attention.paged import PagedAttention
+from minisgl.attention import fa3_backend, flashinfer_backend, select, xqa_backend
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.runner import Runner, attention_shape
+from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
 from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
@@ -45,7 +44,7 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
     dtype = getattr(torch, model.dtype_on("cuda", config.dtype))
     longest = config.max_model_len or model.max_model_len
     parallel = _SingleRank(config.tensor_parallel)
-    shape = attention_shape(
+    shapes = attention_shapes(
         model,
         parallel.size,
         dtype,
@@ -56,20 +55,18 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
     )
     rows = config.max_running
     with _without_libraries():
-        prefill, decode = select.select_backends("auto", shape)
-        cascade = None if cascade_backend.why_not(shape) else cascade_backend.CascadeDecode(shape, rows)
+        attention = select.AttentionKinds("auto", shapes, rows)
+        shape = attention.shape
         kv = kv_pool.allocate(shape, scales=[KVScales()] * model.num_layers, num_pages=_PAGES, audit=False)
         tables = Tables(rows, shape.pages_per_row, kv.dummy_page, model.vocab_size, _DEVICE)
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
-        yield Runner(decoder, parallel, kv, tables, PagedAttention(kv, prefill, decode, cascade))
+        yield Runner(decoder, parallel, kv, tables, attention.over(kv))
 
 
 def _representative(model: ModelConfig) -> ModelConfig:
     """The model without layers that launch the same kernels as others."""
-    layers, moe = representative_layers(model), model.moe
-    if moe is not None:
-        moe = msgspec.structs.replace(moe, layers=tuple(moe.layers[layer] for layer in layers))
-    return msgspec.structs.replace(model, num_layers=len(layers), moe=moe)
+    layers = tuple(model.layers[layer] for layer in representative_layers(model))
+    return replace(model, decoder=replace(model.decoder, layers=layers))
 
 
 @contextmanager

@@ -29,11 +29,10 @@ _SAMPLINGS: Final = (
 
 
 def representative_layers(config: ModelConfig) -> list[int]:
-    """The layers that launch all kernels of a model: the first, which has no layer before it, one of each other kind
-    (with and without experts), and the last, which computes only the rows that sample."""
-    kinds = [False] * config.num_layers if config.moe is None else list(config.moe.layers)
-    others = [kinds.index(kind) for kind in {*kinds} - {kinds[0]}]
-    return sorted({0, *others, config.num_layers - 1})
+    """The layers that launch all kernels of a model: the first, which has no layer before it, one of each other kind,
+    and the last, which computes only the rows that sample."""
+    kinds = config.layers
+    return sorted({0, *(kinds.index(kind) for kind in {*kinds}), config.num_layers - 1})
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:

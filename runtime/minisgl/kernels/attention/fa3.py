@@ -26,14 +26,15 @@ def attend_segments(
     longest_query: int,
     longest_key: int,
     splits: int,
+    scale: float,
     scales: KVScales,
 ) -> None:
     """Write the causal attention of P segments, `q` [T, Hq, D] over `k` and `v` [K, Hkv, D], to `out` [T, Hq, D].
 
     `query_offsets` and `key_offsets` [P + 1] int32 are on the device, and the last query of a segment sees all of its
     keys. `longest_query` and `longest_key` are upper bounds; the keys of a segment are divided over at most `splits`
-    programs. Keys and values behind the last segment must be finite up to the end of a tile. They are numbers of a
-    pool with `scales`. A CUDA graph can capture it.
+    programs; `scale`: factor of scores. Keys and values behind the last segment must be finite up to the end of a tile.
+    They are numbers of a pool with `scales`. A CUDA graph can capture it.
     """
     torch.ops.fa3_fwd.fwd(
         q,
@@ -44,7 +45,7 @@ def attend_segments(
         cu_seqlens_k=key_offsets,
         max_seqlen_q=longest_query,
         max_seqlen_k=longest_key,
-        softmax_scale=q.shape[-1] ** -0.5 * scales.key,
+        softmax_scale=scale * scales.key,
         is_causal=True,
         num_splits=splits,
     )

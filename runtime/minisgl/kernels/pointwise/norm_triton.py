@@ -10,12 +10,15 @@ from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, sta
 @triton.jit
 def _add_rms_norm(
     x, residual, weight, out, part_stride, x_stride, width, eps,
-    PARTS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, ADD: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_LAST: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
     gain = tl.load(weight + columns, mask, other=0.0).to(tl.float32)
+    if UNIT_OFFSET:
+        gain += 1.0
     start_next(PDL)
     wait_for_previous(PDL)
     value = tl.load(x + row * x_stride + columns, mask, other=0.0)
@@ -30,11 +33,21 @@ def _add_rms_norm(
         tl.store(residual + row * width + columns, value, mask)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    normed = (wide * scale).to(value.dtype).to(tl.float32)
+    normed = wide * scale
+    if not ROUND_LAST:
+        normed = normed.to(value.dtype).to(tl.float32)
     tl.store(out + row * width + columns, (normed * gain).to(value.dtype), mask)
 
 
-def rms_norm_cuda(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm_cuda(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    unit_offset: bool = False,
+    round_last: bool = False,
+) -> torch.Tensor:
     """Norm of `x` [T, h], or of `x` + `residual`, which the sum overwrites. Rows of `x` need not be contiguous. `x` may
     also be partial sums [parts, T, h] in float32, whose total is first rounded to the dtype of the weight."""
     count, width = x.shape[-2:]
@@ -47,7 +60,8 @@ def rms_norm_cuda(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.
         elements = 16 if parts == 1 else 8
         _add_rms_norm[(count,)](
             x, x if residual is None else residual, weight, out, x.stride(0), x.stride(-2), width, eps, PARTS=parts,
-            ADD=residual is not None, BLOCK=block, num_warps=min(max(block // (32 * elements), 1), 16),
+            ADD=residual is not None, UNIT_OFFSET=unit_offset, ROUND_LAST=round_last,
+            BLOCK=block, num_warps=min(max(block // (32 * elements), 1), 16),
             **dependent_launch(x.device),
         )  # fmt: skip
     return out

@@ -62,6 +62,7 @@ def _kept_format(parameters: Parameters, matrices: Sequence[Matrix], *, experts:
     formats = (parameters.format_of(each.name) for matrix in matrices for each in matrix.projections)
     keeps = KINDS[type(stored)].keeps
     same = all(each == stored for each in formats)
+    same &= all(each.order is None for matrix in matrices for each in matrix.projections)
     return stored if same and all(keeps(stored, each, experts=experts) for each in matrices) else None
 
 
@@ -81,5 +82,6 @@ def _allocate(
                 part = (part.part(index) if experts else part).part(place)
             into = (values[index] if experts else values)[place] if part is None else part.values
             full = projection.out_features, matrix.in_features
-            parameters.add_weight(projection.name, full, into, projection.rows, matrix.columns, kept=part)
+            take, order = (projection.rows, matrix.columns), projection.order
+            parameters.add_weight(projection.name, full, into, *take, kept=part, order=order)
     return DenseWeight(values) if kept is None else kept

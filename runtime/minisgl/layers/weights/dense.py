@@ -34,31 +34,29 @@ class DenseWeight(Weight):
     def fused(
         self, block: PreNorm, bias: torch.Tensor | None, *, gated: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if not self._fits_norm(block.x):
+        if (norm := self._norm_for_kernel(block)) is None:
             return None
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
-        (gain, eps), x, residual = block
-        return normed_linear(x, residual, gain, eps, self.values, bias, gated=gated)
+        return normed_linear(block.x, block.residual, *norm, self.values, bias, gated=gated)
 
     def norm_and_product(self, block: PreNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `normed_product`, for callers that also use the norm: the norm, the product and the sum."""
-        (gain, eps), x, residual = block
-        if not self._fits_norm(x):
-            normed, residual = block.norm.forward(x, residual)
+        if (norm := self._norm_for_kernel(block)) is None:
+            normed, residual = block.norm.forward(block.x, block.residual)
             return normed, self.product(normed), residual
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
-        normed = torch.empty_like(x)
-        return normed, *normed_linear(x, residual, gain, eps, self.values, normed=normed)
+        normed = torch.empty_like(block.x)
+        return normed, *normed_linear(block.x, block.residual, *norm, self.values, normed=normed)
 
-    def _fits_norm(self, x: torch.Tensor) -> bool:
-        """Whether one kernel computes the norm and the product."""
-        if not x.is_cuda:
-            return False
+    def _norm_for_kernel(self, block: PreNorm) -> tuple[torch.Tensor, float] | None:
+        """Gain and epsilon of the norm, if one kernel computes it and the product."""
+        if not block.x.is_cuda:
+            return None
         from minisgl.kernels.linear.dense_skinny_triton import fits_normed
 
-        return fits_normed(x, self.values)
+        return block.plain_norm if fits_normed(block.x, self.values) else None
 
     @property
     def has_expert_kernels(self) -> bool:

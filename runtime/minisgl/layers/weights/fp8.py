@@ -44,7 +44,7 @@ class Fp8Weight(QuantizedWeight):
         if isinstance(stored, Fp8Channels):
             return stored.has_kernels and not experts and all(size % BLOCK == 0 for size in matrix.shape)
         bounds = [matrix.in_features, matrix.columns.start, matrix.columns.stop]
-        for _, out_features, rows in matrix.projections:
+        for _, out_features, rows, _ in matrix.projections:
             bounds += [out_features, rows.start, rows.stop]
         return all(bound % BLOCK == 0 for bound in bounds)
 
@@ -154,12 +154,12 @@ class Fp8Weight(QuantizedWeight):
     def fused(
         self, block: PreNorm, bias: torch.Tensor | None, *, gated: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if self.form_of(block.x) is not InputForm.WIDE:
+        norm = block.plain_norm
+        if norm is None or self.form_of(block.x) is not InputForm.WIDE:
             return None
         from minisgl.kernels.linear.fp8_gemv_gluon import normed_fp8_row
 
-        (gain, eps), x, residual = block
-        return normed_fp8_row(x, residual, gain, eps, *self.tensors, bias, gated=gated)
+        return normed_fp8_row(block.x, block.residual, *norm, *self.tensors, bias, gated=gated)
 
     @property
     def has_expert_kernels(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
 from minisgl.layers.activation import GatedActivation, silu_and_mul
-from minisgl.layers.norm import RMSNorm
+from minisgl.layers.norm import BlockNorm, RMSNorm
 
 Input: TypeAlias = torch.Tensor | Fp8Rows
 """[T, in], quantized where the operation before a product has done so."""
@@ -29,9 +29,16 @@ class PreNorm(NamedTuple):
     and the sum, the new stream, is normalized (pre-norm, arXiv:2002.04745). Without a stream `x` begins it. The caller
     must not use `residual` again."""
 
-    norm: RMSNorm
+    norm: BlockNorm
     x: torch.Tensor
     residual: torch.Tensor | None
+
+    @property
+    def plain_norm(self) -> tuple[torch.Tensor, float] | None:
+        """Gain and epsilon, if kernels that also do something else have this kind of norm."""
+        if isinstance(self.norm, RMSNorm) and self.norm.kind.is_plain:
+            return self.norm.gain, self.norm.kind.eps
+        return None
 
     def normalize(self, form: InputForm) -> tuple[Input, torch.Tensor]:
         """The norm in this form, and the new stream."""

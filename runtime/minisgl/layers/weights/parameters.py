@@ -16,6 +16,14 @@ from minisgl.layers.weights.formats import Quantization, TensorSpec, WeightForma
 from minisgl.layers.weights.weight import QuantizedWeight
 
 
+def in_order(rows: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """Rows of whole heads, those of each in `order`, which names the row of the checkpoint in each place."""
+    if order is None:
+        return rows
+    heads = rows.view(-1, len(order), *rows.shape[1:])
+    return heads.index_select(1, torch.tensor(order, device=rows.device)).view_as(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """A part of a checkpoint tensor and the view of a parameter that it fills."""
@@ -32,6 +40,8 @@ class Source:
     """Format of a quantized weight, also of one that shall be quantized while it is loaded."""
     kept: QuantizedWeight | None = None
     """The part of a weight with a format, if it stays quantized; None: it is dequantized."""
+    order: tuple[int, ...] | None = None
+    """Order in which the rows of each head are wanted; None: that of the checkpoint."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
@@ -95,10 +105,12 @@ class Parameters:
         """Format in which the checkpoint stores the weight of a linear layer; None: it is not quantized."""
         return None if self._quantization is None else self._quantization.format_of(layer)
 
-    def add_source(self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice) -> None:
+    def add_source(
+        self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice, order: tuple[int, ...] | None = None
+    ) -> None:
         """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
         take += (slice(None),) * (len(shape) - len(take))
-        self._add(Source(name, shape, take, into))
+        self._add(Source(name, shape, take, into, order=order))
 
     def add_weight(
         self,
@@ -107,13 +119,14 @@ class Parameters:
         into: torch.Tensor,
         *take: slice,
         kept: QuantizedWeight | None = None,
+        order: tuple[int, ...] | None = None,
     ) -> None:
         """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
         quantized it, or `kept`."""
         stored = self.format_of(layer)
         if stored is not None and kept is None:
             self.num_dequantized += into.numel()
-        self._add(Source(f"{layer}.weight", shape, take, into, stored, kept))
+        self._add(Source(f"{layer}.weight", shape, take, into, stored, kept, order))
 
     def _add(self, source: Source) -> None:
         taken = tuple(len(range(*part.indices(size))) for part, size in zip(source.take, source.shape, strict=True))

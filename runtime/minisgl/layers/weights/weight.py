@@ -30,6 +30,8 @@ class Projection(NamedTuple):
     name: str
     out_features: int
     rows: slice
+    order: tuple[int, ...] | None = None
+    """Order in which the rows of each head are wanted; None: that of the checkpoint."""
 
     @property
     def num_rows(self) -> int:

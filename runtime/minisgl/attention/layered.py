@@ -1,0 +1,77 @@
+"""Attention of models whose layers differ: with and without a window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from minisgl.attention.batch import AttentionBatch
+from minisgl.attention.cascade_backend import CascadeDecode
+from minisgl.attention.paged import PagedAttention
+from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
+from minisgl.wire.plan import IntArray
+
+
+class LayeredAttention:
+    """Implements `interface.Attention` by one `PagedAttention` for each kind of layer, over the same pool. With one
+    kind it only passes calls on."""
+
+    def __init__(self, kinds: Sequence[PagedAttention], kind_of_layer: Sequence[int]) -> None:
+        self._kinds = tuple(kinds)
+        self._kind_of_layer = tuple(kind_of_layer)
+
+    @property
+    def cascade(self) -> CascadeDecode | None:
+        """Backend of shared prefixes. Layers that have none read each row by itself."""
+        return next((kind.cascade for kind in self._kinds if kind.cascade is not None), None)
+
+    @property
+    def most_graph_keys(self) -> int:
+        """Most keys of all prompt segments of a captured step; 0: steps with prompts cannot be captured."""
+        return min(kind.most_graph_keys for kind in self._kinds)
+
+    def is_long(self, lengths: IntArray) -> bool:
+        """Whether steps of decode rows of these `lengths` [D] have graphs of their own, see `for_long_graph`."""
+        return any(kind.is_long(lengths) for kind in self._kinds)
+
+    def for_long_graph(self, rows: int) -> LayeredAttention | None:
+        """Attention for captured steps of exactly `rows` decode rows that are `is_long`; None if there are none."""
+        long = [kind.for_long_graph(rows) for kind in self._kinds]
+        if all(kind is None for kind in long):
+            return None
+        return self._with([each or kind.for_graph(rows) for each, kind in zip(long, self._kinds, strict=True)])
+
+    def for_graph(
+        self, rows: int, tokens: int = 0, *, segments: int = 0, prefix: bool = True
+    ) -> LayeredAttention | None:
+        """As `PagedAttention.for_graph`."""
+        return self._with([kind.for_graph(rows, tokens, segments=segments, prefix=prefix) for kind in self._kinds])
+
+    def prepare(self, batch: AttentionBatch) -> None:
+        """Do the host work of the step. It stays outside a CUDA graph: every replay needs it again."""
+        for kind in self._kinds:
+            kind.prepare(batch)
+
+    def begin(self, batch: AttentionBatch, locations: torch.Tensor) -> None:
+        """As `PagedAttention.begin`."""
+        for kind in self._kinds:
+            kind.begin(batch, locations)
+
+    def attend(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        rotation: Rotation,
+        *,
+        may_quantize: bool = False,
+    ) -> torch.Tensor | Fp8Rows:
+        kind = self._kinds[self._kind_of_layer[layer]]
+        return kind.attend(layer, q, k, v, rotation, may_quantize=may_quantize)
+
+    def _with(self, kinds: Sequence[PagedAttention | None]) -> LayeredAttention | None:
+        found = [kind for kind in kinds if kind is not None]
+        return LayeredAttention(found, self._kind_of_layer) if len(found) == len(kinds) else None

@@ -1,0 +1,100 @@
+"""A decoder as data: what its layers are made of, whatever family of models it belongs to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from minisgl.layers.norm_config import NormConfig
+from minisgl.layers.rope_config import RopeConfig
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
+    """Factor 1 + beta · ln(1 + ⌊position / original⌋) of queries, which keeps attention sharp in long contexts
+    (Llama 4, Ministral 3)."""
+
+    beta: float
+    original_max_position: int
+
+
+class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Self-attention of one layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    query_key_norm: Literal["head", "projection"] | None = None
+    """RMS norm of queries and keys: of each head, or of all heads together (OLMo 2)."""
+    norm_after_rotation: bool = False
+    """The norm follows the rotation, and does not come before it (Hunyuan)."""
+    rope: RopeConfig | None
+    """None: the layer knows no positions (NoPE, arXiv:2305.19466)."""
+    window: int | None = None
+    """Last positions that a token attends to, its own included; None: all."""
+    scale: float
+    """Factor of the products of queries and keys; in most models head_dim ** -0.5."""
+    softcap: float | None = None
+    """c of c · tanh(score / c), which bounds scores (Gemma 2, arXiv:2408.00118)."""
+    query_growth: QueryGrowth | None = None
+
+
+class FeedForwardConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Dense feed-forward of one layer."""
+
+    intermediate_size: int
+    activation: Activation
+    bias: bool = False
+
+
+class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Mixture of experts of one layer."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Intermediate size of one expert."""
+    activation: Activation
+    renormalize: bool
+    """Normalize the weights of a token's experts to sum to 1."""
+
+
+class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer: attention, then feed-forward, each added to the residual stream."""
+
+    attention: AttentionConfig
+    feed_forward: FeedForwardConfig | MoeConfig
+    norms: Literal["pre", "post", "sandwich"] = "pre"
+    """Norms of each of the two blocks: before it, behind it, or both."""
+    residual_scale: float = 1.0
+    """Factor of what each block adds to the residual stream (Granite)."""
+
+
+class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of a checkpoint's tensors where families differ; all are behind `model.layers.N`."""
+
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
+    fused_qkv: str | None = None
+    """One tensor with the rows of queries, keys and values."""
+    fused_gate_up: str | None = None
+    """One tensor with the rows of gate and up projection."""
+
+
+class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A decoder: what the reader of a family returns."""
+
+    layers: tuple[LayerConfig, ...]
+    norm: NormConfig
+    names: TensorNames = TensorNames()
+    tied_embeddings: bool
+    """The output head is the embedding."""
+    embedding_scale: float = 1.0
+    """Factor of embeddings, rounded to the model's dtype."""
+    logit_divisor: float = 1.0
+    logit_softcap: float | None = None
+    """c of c · tanh(logit / c)."""

@@ -1,0 +1,46 @@
+"""Families of models: pure functions from config.json to the description of a model's layers, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from minisgl.models.decoder_config import DecoderConfig
+from minisgl.models.families import (
+    ernie,
+    exaone,
+    gemma,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    seed,
+    smollm,
+)
+from minisgl.models.fields import Fields
+
+FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
+    "LlamaForCausalLM": llama.llama,
+    "MistralForCausalLM": mistral.mistral,
+    "Ministral3ForCausalLM": mistral.ministral3,
+    "Mistral3ForConditionalGeneration": mistral.mistral3,
+    "Qwen2ForCausalLM": qwen.qwen2,
+    "Qwen3ForCausalLM": qwen.qwen3,
+    "Qwen3MoeForCausalLM": qwen.qwen3_moe,
+    "SmolLM3ForCausalLM": smollm.smollm3,
+    "Phi3ForCausalLM": phi.phi3,
+    "GraniteForCausalLM": granite.granite,
+    "Olmo2ForCausalLM": olmo.olmo2,
+    "Olmo3ForCausalLM": olmo.olmo3,
+    "SeedOssForCausalLM": seed.seed_oss,
+    "Exaone4ForCausalLM": exaone.exaone4,
+    "HunYuanDenseV1ForCausalLM": hunyuan.hunyuan_dense,
+    "Ernie4_5ForCausalLM": ernie.ernie,
+    "Gemma2ForCausalLM": gemma.gemma2,
+    "Gemma3ForCausalLM": gemma.gemma3,
+    "Gemma3ForConditionalGeneration": gemma.gemma3,
+}
+"""Readers by the name in `architectures`."""

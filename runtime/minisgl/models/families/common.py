@@ -1,0 +1,162 @@
+"""Fields of config.json that most families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from minisgl.layers.norm_config import NormConfig
+from minisgl.layers.rope_config import RopeConfig
+from minisgl.models.decoder_config import (
+    Activation,
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+)
+from minisgl.models.errors import ModelError
+from minisgl.models.fields import Fields
+from minisgl.models.rope_fields import read_rope
+
+MAX_LAYERS: Final = 1024
+MAX_HEADS: Final = 1 << 14
+MAX_POSITIONS: Final = 1 << 24
+
+_ACTIVATIONS: Final[Mapping[str, Activation]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+}
+
+
+def repeated(config: Fields, layer: LayerConfig) -> tuple[LayerConfig, ...]:
+    """All layers of a model whose layers are equal."""
+    return (layer,) * num_layers(config)
+
+
+def num_layers(config: Fields) -> int:
+    return config.count("num_hidden_layers", most=MAX_LAYERS)
+
+
+def attention(
+    config: Fields,
+    *,
+    rope: RopeConfig | None,
+    head_dim: int | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    query_key_norm: Literal["head", "projection"] | None = None,
+    window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> AttentionConfig:
+    """Attention with the head counts of config.json. `head_dim`: default where the file has none."""
+    heads = config.count("num_attention_heads", most=MAX_HEADS)
+    kv_heads = config.count("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise ModelError(
+            "invalid_config", f"config.json: {heads} attention heads are not a multiple of {kv_heads} KV heads"
+        )
+    size = head_size(config, head_dim)
+    if rope is not None and rope.kind == "longrope":
+        _check_factors(rope, size)
+    return AttentionConfig(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=size,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        query_key_norm=query_key_norm,
+        rope=rope,
+        window=window,
+        scale=size**-0.5 if scale is None else scale,
+        softcap=softcap,
+    )
+
+
+def _check_factors(rope: RopeConfig, head_dim: int) -> None:
+    pairs = rope.rotated_dims(head_dim) // 2
+    for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
+        if len(factors) != pairs:
+            raise ModelError(
+                "invalid_config",
+                f"config.json: {name} has {len(factors)} numbers, not one for each of {pairs} rotated pairs",
+            )
+
+
+def head_size(config: Fields, default: int | None = None) -> int:
+    hidden, heads = config.count("hidden_size"), config.count("num_attention_heads", most=MAX_HEADS)
+    size = config.count("head_dim", default=default or hidden // heads)
+    if size % 2:
+        raise ModelError("invalid_config", f"config.json: head_dim {size} is odd, RoPE rotates pairs")
+    return size
+
+
+def dense(config: Fields, *, bias: bool = False, activation: Activation | None = None) -> FeedForwardConfig:
+    return FeedForwardConfig(
+        intermediate_size=config.count("intermediate_size"),
+        activation=activation or read_activation(config),
+        bias=bias,
+    )
+
+
+def read_activation(config: Fields, field: str = "hidden_act", default: str = "silu") -> Activation:
+    name = config.raw(field) or default
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
+        raise ModelError(
+            "unsupported_activation", f"config.json: {field} {name!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def norm(config: Fields, *, unit_offset: bool = False, round_last: bool = False) -> NormConfig:
+    eps = config.number("rms_norm_eps", default=1e-6)
+    return NormConfig(eps=eps, unit_offset=unit_offset, round_last=round_last)
+
+
+def rope_of(config: Fields, parameters: Mapping[str, Any] | None = None, *, may_be_partial: bool = False) -> RopeConfig:
+    """RoPE of config.json, or with these parameters of one kind of layer. `may_be_partial`: the family rotates only the
+    first dimensions of heads if the file says so."""
+    rope = read_rope(config.all if parameters is None else {**config.all, **parameters}, max_positions(config))
+    if rope.rotated_share != 1.0 and not may_be_partial:
+        raise ModelError(
+            "unsupported_rope",
+            f"config.json: partial_rotary_factor {rope.rotated_share} is not supported for this architecture",
+        )
+    return rope
+
+
+def max_positions(config: Fields) -> int:
+    return config.count("max_position_embeddings", most=MAX_POSITIONS)
+
+
+def window(config: Fields, default: int | None = None) -> int | None:
+    """`sliding_window`; null means that there is none."""
+    value = config.raw("sliding_window", default)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelError(
+            "invalid_config", f"config.json: sliding_window is {value!r:.80}, not a positive integer or null"
+        )
+    return value
+
+
+def are_windowed(config: Fields, default: Sequence[bool]) -> list[bool]:
+    """Whether each layer has a window: `layer_types`, or `default` where the file has none."""
+    types = config.raw("layer_types")
+    if types is None:
+        return list(default)
+    if not isinstance(types, list) or len(types) != len(default):
+        raise ModelError(
+            "invalid_config", f"config.json: layer_types is {types!r:.80}, not a list of {len(default)} types"
+        )
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ModelError("unsupported_layer", f"config.json: a layer of type {kind!r:.40} is not supported")
+    return [kind == "sliding_attention" for kind in types]

@@ -1,0 +1,39 @@
+"""Families whose layers differ, compared with Hugging Face transformers: prompts over several windows, chunks of
+prompts, cached prefixes and preemption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.numerics.cases import UNLIMITED, Case
+from support.numerics.compare import check_features, check_numbers
+from support.numerics.family_checkpoints import write_family_checkpoint
+from support.numerics.reference import Reference
+from support.numerics.run import serve_case
+from support.numerics.workload import VOCAB, workload
+
+_CASES = (
+    Case("smollm3", UNLIMITED, "cold", True, 16, "alone", False),
+    Case("smollm3, windows, biases", 7, "hit", True, 1, "others", False),
+    Case("phi-4-mini, window, short", 64, "hit", False, 16, "alone", True),
+    Case("granite", UNLIMITED, "hit", True, 64, "alone", False),
+    Case("olmo2", 64, "cold", True, 16, "others", False),
+    Case("olmo3", 64, "hit", True, 16, "others", True),
+    Case("exaone4", 7, "hit", True, 16, "alone", True),
+    Case("hunyuan", UNLIMITED, "hit", False, 1, "alone", False),
+    Case("ernie4.5", 64, "hit", True, 16, "others", False),
+    Case("ministral3", 64, "hit", True, 16, "alone", True),
+    Case("gemma2", 64, "hit", True, 16, "others", True),
+    Case("gemma3", 7, "hit", True, 16, "others", True),
+)
+
+
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_logits_and_tokens_match_transformers(case: Case, tmp_path: Path) -> None:
+    checkpoint = write_family_checkpoint(tmp_path, case.arch, vocab_size=VOCAB)
+    work = workload(case)
+    outcome, stats = serve_case(case, work, checkpoint)
+    check_numbers(work, outcome, Reference(checkpoint))
+    check_features(case, work, outcome, stats)

@@ -1,0 +1,140 @@
+"""Tiny checkpoints of families, made by transformers from small configurations.
+
+Transformers initializes norms with ones and biases with zeros, which hides what a model leaves out. So all vectors and
+buffers are drawn at random, and matrices are three times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+_SIZES: Final[Mapping[str, Any]] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_YARN: Final = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4}
+_MINISTRAL_YARN: Final = {
+    **_YARN,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.4,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_SLIDING: Final = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_FACTORS: Final = {"short_factor": [1.0 + i / 6 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
+
+FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "smollm3, windows, biases": (
+        "smollm3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "layer_types": _SLIDING,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "phi-4": ("phi3", {}),
+    "phi-4-mini, window, short": (
+        "phi3",
+        {
+            "head_dim": 16,
+            "sliding_window": 12,
+            "original_max_position_embeddings": 512,
+            "rope_parameters": {
+                **_FACTORS,
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 512,
+            },
+        },
+    ),
+    "phi-4-mini, long": (
+        "phi3",
+        {
+            "head_dim": 16,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                **_FACTORS,
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "partial_rotary_factor": 0.75,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+    "granite": (
+        "granite",
+        {
+            "attention_bias": True,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 0.02,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo2": ("olmo2", {"rms_norm_eps": 1e-5}),
+    "olmo3": ("olmo3", {"sliding_window": 12, "layer_types": _SLIDING, "rope_scaling": _YARN}),
+    "seed-oss": ("seed_oss", {"attention_bias": True, "tie_word_embeddings": False}),
+    "exaone4": ("exaone4", {"sliding_window": 12, "sliding_window_pattern": "LLLG", "layer_types": _SLIDING}),
+    "exaone4 without windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "hunyuan": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 1e4}},
+    ),
+    "ernie4.5": ("ernie4_5", {"use_bias": True}),
+    "ministral3": ("ministral3", {"rope_parameters": _MINISTRAL_YARN}),
+    "gemma2": (
+        "gemma2",
+        {
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 40,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": ("gemma3_text", {"sliding_window": 12, "query_pre_attn_scalar": 40, "layer_types": _SLIDING}),
+}
+"""Type of the model and settings beyond the sizes, by the name of a case."""
+
+
+def write_family_checkpoint(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
+    """Write the checkpoint of a case in float32; `changes` replace its settings. Returns `folder`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, settings = FAMILIES[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_SIZES, **settings, **changes}))
+        randomize(model)
+    model.float().save_pretrained(folder)
+    return folder
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Draw vectors at random and make matrices larger, in place."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3)
+            elif name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
