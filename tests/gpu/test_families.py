@@ -10,13 +10,20 @@ from typing import Any, Final
 import pytest
 
 from support.numerics.cases import UNLIMITED, Case
-from support.numerics.compare import check_features, check_rounded_numbers
+from support.numerics.compare import check_features, rounding
 from support.numerics.family_checkpoints import FAMILIES, write_family_checkpoint
 from support.numerics.ranks import load
 from support.numerics.run import serve_case
 from support.numerics.workload import VOCAB, workload
 
-_WIDE: Final[Mapping[str, Any]] = {"vocab_size": VOCAB, "hidden_size": 512, "intermediate_size": 768, "head_dim": 128}
+_WIDE: Final[Mapping[str, Any]] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 512,
+    "intermediate_size": 768,
+    "head_dim": 128,
+    # Larger matrices amplify the rounding of bfloat16, on any device.
+    "initializer_range": 0.0075,
+}
 _LONG_FACTORS: Final = {"short_factor": [1.0 + i / 48 for i in range(48)], "long_factor": [2.0 + i for i in range(48)]}
 
 
@@ -29,15 +36,20 @@ def _checkpoint(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "phi-4-mini, long"])
-def test_logits_and_tokens_match_a_cpu(
+def test_logits_are_as_close_to_float32_as_those_of_a_cpu(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
+    """Norms behind blocks amplify the rounding of bfloat16: how much it is depends on the family."""
     checkpoint = _checkpoint(tmp_path, name)
+    exact = load(checkpoint)
     for case in (
         Case(name, 64, "hit", True, 16, "others", False),
         Case(name, UNLIMITED, "cold", True, 16, "alone", False),
     ):
         work = workload(case)
-        outcome, stats = serve_case(case, work, checkpoint, "cuda", "bfloat16")
-        check_features(case, work, outcome, stats)
-        record_property("distance", check_rounded_numbers(work, outcome, load(checkpoint)))
+        on_cpu, _ = serve_case(case, work, checkpoint, dtype="bfloat16")
+        on_gpu, stats = serve_case(case, work, checkpoint, "cuda", "bfloat16")
+        check_features(case, work, on_gpu, stats)
+        distances = rounding(work, on_gpu, exact), rounding(work, on_cpu, exact)
+        record_property("distances", distances)
+        assert distances[0] < 1.5 * distances[1] < 0.15

@@ -52,14 +52,7 @@ def check_rounded_numbers(work: Workload, outcome: Outcome, exact: Decoder) -> f
     """Check that logits of all requests are those of `exact`, in float32, behind the same tokens, but for rounding to
     bfloat16; tokens are its greedy ones wherever that is more than rounding could change. Returns the relative
     distance."""
-    asks = (*work.asks, *work.earlier)
-    answers = outcome.tokens
-    assert [len(answer) for answer in answers] == [ask.max_tokens for ask in asks]
-    sequences = [[*ask.prompt, *answer[:-1]] for ask, answer in zip(asks, answers, strict=True)]
-    whole = all_logits(exact, sequences).split([len(sequence) for sequence in sequences])
-    expected = torch.cat([logits[-len(answer) :] for logits, answer in zip(whole, answers, strict=True)])
-    keys = [(number, index) for number, answer in enumerate(answers) for index in range(len(answer))]
-    logits = outcome.stacked(keys)
+    keys, expected, logits = _both_logits(work, outcome, exact)
     error = logits - expected
     rows = error.norm(dim=1) / expected.norm(dim=1)
     assert float(rows.max()) <= _ROUNDED_ROW, f"request and token {keys[int(rows.argmax())]}: {float(rows.max()):.3g}"
@@ -69,10 +62,31 @@ def check_rounded_numbers(work: Workload, outcome: Outcome, exact: Decoder) -> f
     assert float((log_p.exp() * (log_p - log_q)).sum(1).mean()) <= _DIVERGENCE
     best = expected.topk(2)
     clear = best.values[:, 0] - best.values[:, 1] > 2 * error.abs().amax(1)
-    tokens = torch.tensor([token for answer in answers for token in answer])
+    tokens = torch.tensor([token for answer in outcome.tokens for token in answer])
     assert torch.equal(tokens[clear], best.indices[clear, 0])
     assert int(clear.sum()) > len(clear) // 2, "rounding decides most tokens: nothing was compared"
     return off
+
+
+@torch.inference_mode()
+def rounding(work: Workload, outcome: Outcome, exact: Decoder) -> float:
+    """Distance of all logits to those of `exact`, in float32, behind the same tokens."""
+    _, expected, logits = _both_logits(work, outcome, exact)
+    return distance(logits, expected)
+
+
+def _both_logits(
+    work: Workload, outcome: Outcome, exact: Decoder
+) -> tuple[list[tuple[int, int]], torch.Tensor, torch.Tensor]:
+    """Request and number of each generated token, the logits of `exact`, and those that were served."""
+    asks = (*work.asks, *work.earlier)
+    answers = outcome.tokens
+    assert [len(answer) for answer in answers] == [ask.max_tokens for ask in asks]
+    sequences = [[*ask.prompt, *answer[:-1]] for ask, answer in zip(asks, answers, strict=True)]
+    whole = all_logits(exact, sequences).split([len(sequence) for sequence in sequences])
+    expected = torch.cat([logits[-len(answer) :] for logits, answer in zip(whole, answers, strict=True)])
+    keys = [(number, index) for number, answer in enumerate(answers) for index in range(len(answer))]
+    return keys, expected, outcome.stacked(keys)
 
 
 def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
