@@ -18,16 +18,7 @@ class SequenceAttention:
         self._lengths = list(lengths)
         self._window = window
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        *,
-        may_quantize: bool = False,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         q, k = rotation.apply(q, k)
         outputs = []
         parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)
