@@ -108,10 +108,7 @@ class BalancedDecode:
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
         few = self._other(rows, int(mixed))
-        if few is None:
-            return self.name
-        # Beside many prompt tokens this backend gets the rows without the prompts.
-        return few.backend_for(rows, mixed=mixed) + (f", {self.name}" if self._other(rows) is None else "")
+        return self.name if few is None else few.backend_for(rows, mixed=mixed)
 
     def _other(self, rows: int, segments: int = 0) -> DecodeBackend | None:
         # Steps with prompts are launched kernel by kernel. There two tensor maps per launch cost the host more than the

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
@@ -13,9 +11,6 @@ from minisgl.attention.split_backend import MOST_ROWS, SplitDecode
 from minisgl.kernels.attention.rotary import rotate_and_store
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.wire.plan import IntArray
-
-MANY_PROMPT_TOKENS: Final = 4096
-"""Prompt tokens of a step from which its kernels take longer than their launches."""
 
 
 class PagedAttention:
@@ -97,10 +92,9 @@ class PagedAttention:
         return out.flatten(1)
 
     def _rows(self, batch: AttentionBatch) -> AttentionBatch:
-        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch. In a
-        graph all are, and beside many tokens the device is behind the host anyway."""
-        are_cheap = self._is_captured or int(batch.host_prefill_lengths.sum()) >= MANY_PROMPT_TOKENS
-        return batch.decode_rows() if are_cheap else batch
+        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch, as all
+        are in a graph."""
+        return batch.decode_rows() if self._is_captured else batch
 
     def _decoder(self, batch: AttentionBatch) -> DecodeBackend:
         if batch.cascade is None:
