@@ -174,7 +174,7 @@ def _kernels() -> Sequence[Kernel]:
 
     def fits_batch(x: Fp8Rows, weight: Fp8Weight, in_parts: bool) -> bool:
         programs = batch.multiprocessors(weight.values.device)
-        return batch.takes_batch(x.rows, *weight.shape, programs, per_channel=weight.per_channel)
+        return not weight.per_channel and batch.fits(x.rows, *weight.shape, programs)
 
     def run_batch(x: Fp8Rows, weight: Fp8Weight, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
         out = batch.fp8_batch(x, *weight.tensors)
