@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.errors import EngineError
+from minisgl.errors import EngineError
 
 
 def gather_hashes(parallel: TensorParallel, tokens: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cublas_workspace import multiply_without_workspace
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.errors import EngineError
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner, attention_shape
@@ -32,6 +31,7 @@ from minisgl.engine.start.dummy_steps import StepLimits, run_eagerly, step_limit
 from minisgl.engine.start.profile_memory import measure_step
 from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
 from minisgl.engine.tables import Tables
+from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.compile.compile_log import CompileLog
 from minisgl.kernels.compile.preload import Preload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from minisgl.engine.errors import EngineError
+from minisgl.errors import EngineError
 
 
 class StepGuard:

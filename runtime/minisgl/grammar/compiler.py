@@ -12,7 +12,7 @@ from weakref import WeakSet
 import numpy as np
 from llguidance import LLMatcher
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.grammar.lark import TOKEN_IDS
 from minisgl.grammar.library_errors import code_of, first_line
 from minisgl.grammar.limits import LIMITS

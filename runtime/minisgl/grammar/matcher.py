@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.grammar.library_errors import code_of, first_line, is_dead_end
 from minisgl.grammar.tokenizer import GrammarTokenizer
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.ebnf import to_lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.lark import Fragment
 from minisgl.grammar.schema.errors import Path
 

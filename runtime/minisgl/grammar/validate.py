@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.dead_ends import can_be_empty, dead_end
 from minisgl.grammar.ebnf import to_lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import NOTHING_ALLOWED, matches_nothing, problem_of
 from minisgl.grammar.library_errors import code_of
 from minisgl.grammar.limits import MAX_TEXT

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import msgspec
 
+from minisgl.errors import PromptError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.tokenizer.bad_words import BadWords, token_sequences
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, EscapedChat, RenderedChat
 from minisgl.tokenizer.described_tools import with_calls_as_text, with_tools
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.longest_token import longest_token
 from minisgl.tokenizer.model_files import ModelFiles
 from minisgl.tokenizer.template_features import TemplateFeatures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 
 _MAX_STEP: Final = 100
 _MAX_POINTER: Final = 400

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final, ParamSpec
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.grammar.schema.errors import Path, pointer, too_complex, unsupported
 from minisgl.grammar.schema.formats import LIBRARY, PATTERNS, UNSUPPORTED
 from minisgl.grammar.schema.limits import (
