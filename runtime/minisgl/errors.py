@@ -65,3 +65,7 @@ class GrammarError(CodedError):
     def __init__(self, code: str, message: str, path: str = "") -> None:
         super().__init__(code, message)
         self.path = path
+
+
+class ModelError(CodedError):
+    """The checkpoint cannot be served with these options."""

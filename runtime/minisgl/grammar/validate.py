@@ -10,8 +10,7 @@ from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.dead_ends import can_be_empty, dead_end
 from minisgl.grammar.ebnf import to_lark
 from minisgl.grammar.library import NOTHING_ALLOWED, matches_nothing, problem_of
-from minisgl.grammar.library_errors import code_of
-from minisgl.grammar.limits import MAX_TEXT
+from minisgl.grammar.limits import MAX_TEXT, code_of
 from minisgl.grammar.schema.errors import pointer
 from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.locate import locate

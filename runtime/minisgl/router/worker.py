@@ -30,9 +30,8 @@ from minisgl.router.link import Link
 from minisgl.router.router import Router
 from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints, needs_grammar
 from minisgl.tokenizer.answer_scanner import reasoning_state
-from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.loaded import LoadedTokenizer
-from minisgl.tokenizer.prompt_encoder import Prompt, PromptEncoder, same_prompt
+from minisgl.tokenizer.prompt_encoder import BadWords, Prompt, PromptEncoder, same_prompt
 from minisgl.tokenizer.session import Session
 from minisgl.wire.messages import Flush
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, E4M3_NAN, SMALLEST, Fp8Rows, dequantize_rows
 from minisgl.kernels.pointwise.quantize_rows import quantize_rows
-from minisgl.layers.weights.blocks import blocks, finite, spread
 from minisgl.layers.weights.formats import Fp8Channels, WeightFormat
 from minisgl.layers.weights.inputs import Input, InputForm, PreNorm
 from minisgl.layers.weights.weight import (
@@ -23,6 +22,9 @@ from minisgl.layers.weights.weight import (
     NotFiniteError,
     QuantizedWeight,
     ReadTensor,
+    blocks,
+    finite,
+    spread,
 )
 
 _SPREAD: Final = 100.0
@@ -102,7 +104,7 @@ class Fp8Weight(QuantizedWeight):
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         if self.values.is_cuda and self.values.dim() == 3:
-            from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
+            from minisgl.kernels.linear.dequantize_triton import dequantize_blocks
 
             return dequantize_blocks(*self.tensors, dtype)
         scales = self.scales
