@@ -16,7 +16,7 @@ from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.ebnf import to_lark
 from minisgl.grammar.lark import Fragment
-from minisgl.grammar.schema.errors import Path
+from minisgl.grammar.schema.refusals import Path
 
 MAX_DEPTH: Final = 16
 MAX_REPEATS: Final = 1000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from minisgl.errors import GrammarError
-from minisgl.grammar.schema.limits import MAX_PATTERN
+from minisgl.grammar.schema.refusals import MAX_PATTERN
 from minisgl.grammar.schema.values import is_writable
 
 _NARROW: Final = {
