@@ -133,7 +133,7 @@ def plain_launches() -> Iterator[None]:
 
 @contextmanager
 def in_parts() -> Iterator[None]:
-    with mock.patch.object(dense_skinny_triton, "fits_normed", lambda x, weight: False):
+    with mock.patch.object(DenseWeight, "_fits_normed", lambda weight, x: False):
         yield
 
 

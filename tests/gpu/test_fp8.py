@@ -11,7 +11,7 @@ import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.launch import dependent_launch_triton
-from minisgl.kernels.linear.fp8_gemv_gluon import fits_row, fp8_row, normed_fp8_row
+from minisgl.kernels.linear.fp8_gemv_gluon import fits, fp8_row, normed_fp8_row
 from minisgl.kernels.linear.fp8_persistent_gluon import Share, fp8_batch, multiprocessors, share
 from minisgl.kernels.linear.fp8_skinny_gluon import Tile, fp8_linear, fp8_tile
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, Fp8Rows, dequantize_rows
@@ -147,7 +147,7 @@ def test_a_product_of_one_row(outputs: int, inputs: int, bias: bool, per_channel
     shift = draw(outputs, dtype=torch.bfloat16, device=CUDA) if bias else None
     expected = x.double() @ weight.dequantized(torch.float32).double().T
     expected = expected if shift is None else expected + shift.double()
-    assert fits_row(x, weight.values)
+    assert fits(x, weight.values)
     with poisoned_outputs():
         ours = fp8_row(x, weight.values, weight.scales, shift)
     assert_near(ours, expected)
@@ -175,7 +175,7 @@ def test_a_product_of_one_row_behind_its_norm(
 
 def test_a_row_that_does_not_fit_is_quantized() -> None:
     x, weight = row_of(33_024), weight_of(128, 33_024)
-    assert not fits_row(x, weight.values)
+    assert not fits(x, weight.values)
     assert_near(weight.product(x), exact(quantize_rows(x), weight))
 
 

@@ -1,6 +1,15 @@
 """Sample again in rows for which the plain sample does not count: those with top-k, top-p, min-p or logits processors.
 
-The engine samples all rows plainly first (`sample`), which is all that most rows need.
+The engine samples all rows plainly first (`sample`), which is all that most rows need. On CUDA each launch has programs
+for all rows, so that a graph can hold it; what a row needs is decided on the device, by its stages:
+
+| rows | kernel | why |
+|---|---|---|
+| all | `sample_triton` | one pass over the logits of a rank's shard |
+| with filters, processors or log-probabilities | `scan_logits` | one pass: processors, and maxima of 64 columns each |
+| with filters or processors | `sample_candidates` | few groups of columns can pass: some hundred numbers decide |
+| left undecided, as flat ones with top-p alone | `sample_whole_rows` | reads the whole row a few times |
+| with log-probabilities | `report_logprobs` | from the groups of the scan |
 """
 
 from __future__ import annotations

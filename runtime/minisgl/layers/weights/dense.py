@@ -1,4 +1,14 @@
-"""Weights in the model's dtype."""
+"""Weights in the model's dtype, and the kernels of their products on a GPU; the first line that fits, measured with
+benchmarks/batch_linear.py and decode_kernels.py:
+
+| rows, outputs of W | kernel | why |
+|---|---|---|
+| 1 with up to 5,120 inputs, behind a norm | `dense_skinny_triton` | norm, product and SiLU × up in one launch |
+| 1; up to 4 with 2,048 outputs; up to 8 with 128 | `dense_skinny_triton`, in registers | reads W ahead |
+| 2 to 256 with up to 9 Mi weights | `dense_split_k_gluon` | programs share the inputs of an output, and read W ahead |
+| up to 8 | `dense_skinny_triton`, on tensor cores | one read of W, in many small tiles |
+| others | cuBLAS | as fast |
+"""
 
 from __future__ import annotations
 
@@ -34,17 +44,17 @@ class DenseWeight(Weight):
     def fused(
         self, block: PreNorm, bias: torch.Tensor | None, *, gated: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if not self._fits_norm(block.x):
+        (gain, eps), x, residual = block
+        if not self._fits_normed(x):
             return None
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
-        (gain, eps), x, residual = block
         return normed_linear(x, residual, gain, eps, self.values, bias, gated=gated)
 
     def norm_and_product(self, block: PreNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `normed_product`, for callers that also use the norm: the norm, the product and the sum."""
         (gain, eps), x, residual = block
-        if not self._fits_norm(x):
+        if not self._fits_normed(x):
             normed, residual = block.norm.forward(x, residual)
             return normed, self.product(normed), residual
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
@@ -52,13 +62,13 @@ class DenseWeight(Weight):
         normed = torch.empty_like(x)
         return normed, *normed_linear(x, residual, gain, eps, self.values, normed=normed)
 
-    def _fits_norm(self, x: torch.Tensor) -> bool:
+    def _fits_normed(self, x: torch.Tensor) -> bool:
         """Whether one kernel computes the norm and the product."""
         if not x.is_cuda:
             return False
-        from minisgl.kernels.linear.dense_skinny_triton import fits_normed
+        from minisgl.kernels.linear.dense_skinny_triton import fits
 
-        return fits_normed(x, self.values)
+        return fits(x, self.values, normed=True)
 
     @property
     def has_expert_kernels(self) -> bool:
@@ -69,16 +79,16 @@ class DenseWeight(Weight):
 def _kernels() -> Sequence[Kernel]:
     """`fits(x, w, in_parts)`, `run(x, w, bias, tile)`."""
     from minisgl.kernels.linear import dense_skinny_triton as skinny
-    from minisgl.kernels.linear import dense_split_k_gluon as batch
+    from minisgl.kernels.linear import dense_split_k_gluon as split_k
 
     def run_skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
         return skinny.skinny_linear(x, w, bias)
 
     return (
-        Kernel(lambda x, w, in_parts: skinny.fits_registers(x, w), run_skinny),
+        Kernel(lambda x, w, in_parts: skinny.fits(x, w, in_registers=True), run_skinny),
         Kernel(
-            lambda x, w, in_parts: batch.batch_tile(x, w, in_parts=in_parts),
-            lambda x, w, bias, tile: batch.batch_linear(x, w, tile, bias),
+            lambda x, w, in_parts: split_k.batch_tile(x, w, in_parts=in_parts),
+            lambda x, w, bias, tile: split_k.batch_linear(x, w, tile, bias),
         ),
         Kernel(lambda x, w, in_parts: skinny.fits(x, w), run_skinny),
     )
