@@ -78,16 +78,7 @@ class StoreOnly:
         self.keys, self.values = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv")
         self.locations = torch.arange(rows, device="cuda")
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        *,
-        may_quantize: bool = False,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         q, *_ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
         return q.flatten(1)
 
@@ -144,7 +135,7 @@ def plain_launches() -> Iterator[None]:
 
 @contextmanager
 def in_parts() -> Iterator[None]:
-    with mock.patch.object(dense_skinny_triton, "fits_normed", lambda x, weight: False):
+    with mock.patch.object(DenseWeight, "_fits_normed", lambda weight, x: False):
         yield
 
 

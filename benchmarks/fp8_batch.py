@@ -1,9 +1,10 @@
 """Products of batches with FP8 weights: `python benchmarks/fp8_batch.py 14b [--per-channel] --rows 64 256`.
 
 Times are µs of one call in a CUDA graph, with weights that do not stay in the L2 cache: `torch` (cuBLAS for blocks;
-`torch fast` leaves sums to the tensor cores), the kernel for up to 64 rows (`few`), and the one for more (`batch`, with
-its share: groups of 64 rows in a tile, whole tiles, parts, parts of a tile, blocks of a part). With --splits all shares
-are timed. `chosen` is what the engine takes. --sums prints the errors of sums of positive numbers instead.
+`torch fast` leaves sums to the tensor cores), the kernel for up to 64 rows (`few`), and for blocks the one for more
+(`batch`, with its share: groups of 64 rows in a tile, whole tiles, parts, parts of a tile, blocks of a part). With
+--splits all shares are timed. `chosen` is what the engine takes. --sums prints the errors of sums of positive numbers
+instead.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 import torch
 
 from graph_timing import microseconds
-from minisgl.kernels.linear.fp8_persistent_gluon import Share, fp8_batch, multiprocessors, share, shares, takes_batch
+from minisgl.kernels.linear.fp8_persistent_gluon import Share, fits, fp8_batch, multiprocessors, share, shares
 from minisgl.kernels.linear.fp8_skinny_gluon import fp8_linear, fp8_tile
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, Fp8Rows, dequantize_rows
 from minisgl.kernels.pointwise.quantize_rows import quantize_rows
@@ -59,7 +60,6 @@ def print_errors(rows: int, outputs: int, inputs: int) -> None:
     x = quantize_rows(torch.rand(rows, inputs, device="cuda").bfloat16(), per_row=True)
     exact = dequantize_rows(x).double() @ weight.dequantized(torch.float32).double().T
     products = {"torch": in_torch(x, False, weight), "torch fast": in_torch(x, True, weight)}
-    products["batch"] = fp8_batch(x, weight.values, weight.scales)
     for label, product in products.items():
         error, mean = (product - exact).norm() / exact.norm(), (product / exact).mean()
         print(f"{rows} rows, {inputs} inputs, {label}: error {error:.4f}, mean ratio {mean:.4f}", flush=True)
@@ -82,12 +82,13 @@ def measure(name: str, rows: int, outputs: int, inputs: int, splits: bool, per_c
     tile = fp8_tile(rows, outputs, inputs, in_parts=name in IN_PARTS)
     if tile is not None:
         add("few", lambda weight: fp8_linear(x, weight.values, weight.scales, tile))
-    chosen = share(rows, outputs, inputs, programs)
-    for work in shares(rows, outputs, inputs, programs) if splits else (chosen,):
-        add(f"batch {tuple(work)}", partial(in_batch, x, work))
-    taken = "few" if tile is not None else "torch"
-    if takes_batch(rows, outputs, inputs, programs, per_channel=per_channel):
-        taken = f"batch {tuple(chosen)}"
+    taken = "few" if tile is not None else "torch fast" if per_channel else "torch"
+    if not per_channel:
+        chosen = share(rows, outputs, inputs, programs)
+        for work in shares(rows, outputs, inputs, programs) if splits else (chosen,):
+            add(f"batch {tuple(work)}", partial(in_batch, x, work))
+        if fits(rows, outputs, inputs, programs):
+            taken = f"batch {tuple(chosen)}"
     moved = outputs * inputs + rows * inputs + 2 * rows * outputs
     floor = max(2 * rows * outputs * inputs / PEAK, moved / BANDWIDTH) * 1e6
     listed = "; ".join(f"{time:.1f} {label}" for label, time in sorted(times.items(), key=lambda entry: entry[1]))

@@ -39,9 +39,9 @@ from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.client import STATUS_MANAGER, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
-from minisgl_operator.shell.garbage import collect_old_objects_on_request
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, POD, of_kind
+from minisgl_operator.shell.run import collect_old_objects_on_request
 from support.cluster.control_plane import running_control_plane
 
 SECONDS_LIMIT: Final = 60.0

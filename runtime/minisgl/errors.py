@@ -1,4 +1,4 @@
-"""The base class of errors that a user can act on."""
+"""Errors that a user can act on: their base class, and those of whole packages."""
 
 from __future__ import annotations
 
@@ -27,3 +27,45 @@ def describe(error: BaseException) -> str:
     if isinstance(error, CodedError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+class BenchError(CodedError):
+    """A benchmark cannot run with these arguments, or its results would be wrong."""
+
+
+class EngineError(CodedError):
+    """The engine cannot start or continue. `code` is stable; the message contains the remedy."""
+
+
+class LauncherError(CodedError):
+    """An error that the user can act on. `code` is stable; the message states the problem and the next step."""
+
+
+class KernelBuildError(CodedError):
+    """Kernels could not be compiled."""
+
+
+class TokenizerError(CodedError):
+    """Tokenizer files that cannot be used. `code` is stable; the message contains the remedy."""
+
+
+class PromptError(CodedError):
+    """A prompt that cannot be encoded, because of its request alone. `code` is stable; `param` names the field of the
+    request that is wrong."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(code, message)
+        self.param = param
+
+
+class GrammarError(CodedError):
+    """A constraint or grammar that cannot be used. `code` is stable; `path` is where it is wrong: a JSON pointer within
+    a schema, or empty."""
+
+    def __init__(self, code: str, message: str, path: str = "") -> None:
+        super().__init__(code, message)
+        self.path = path
+
+
+class ModelError(CodedError):
+    """The checkpoint cannot be served with these options."""

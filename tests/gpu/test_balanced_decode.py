@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.engine.engine import create_engine
-from minisgl.kernels.attention.stored_kv import FP8
-from minisgl.kernels.pointwise.quantize_rows import quantize_rows
 from minisgl.wire.plan import StepPlan
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.sizes import sized, sized_device
@@ -104,21 +101,6 @@ def test_windows(head_dim: int, page_size: int, window: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_other_sizes_of_pages_and_heads(page_size: int, head_dim: int, dtype: torch.dtype) -> None:
     _check(_shape(5, page_size, head_dim, dtype=dtype), SHAPES_OF_BATCHES["many"])
-
-
-@pytest.mark.parametrize("kv_dtype", [None, FP8])
-@pytest.mark.parametrize("group", [1, 5, 8, 16])
-@pytest.mark.parametrize("name", ["many", "few", "one long row among short ones"])
-def test_a_result_in_fp8_has_the_bits_of_one_that_is_quantized_afterwards(
-    name: str, group: int, kv_dtype: torch.dtype | None
-) -> None:
-    shape = replace(_shape(group), kv_dtype=kv_dtype)
-    case = DenseCase(shape, Sequences(decode=SHAPES_OF_BATCHES[name]))
-    ours = case.run_quantized(TorchPrefill(shape), BalancedDecode(shape, None))
-    plain = quantize_rows(case.run(TorchPrefill(shape), BalancedDecode(shape, None)))
-    rows = len(case.q)
-    assert torch.equal(ours.scales[:, :rows], plain.scales[:, :rows])
-    assert torch.equal(ours.values[:rows].view(torch.uint8), plain.values[:rows].view(torch.uint8))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 8])

@@ -14,7 +14,7 @@ from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.split_backend import LongContexts
 from minisgl.config import EngineConfig
 from minisgl.engine.engine import create_engine
-from minisgl.engine.errors import EngineError
+from minisgl.errors import EngineError
 from minisgl.toy.tiny import TINY_ARCHS
 from minisgl.wire.plan import StepPlan
 from support.numerics.compare import ROUNDED

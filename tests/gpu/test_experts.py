@@ -9,7 +9,7 @@ import support.kernels.experts
 from minisgl.kernels.experts import gemv_gluon, skinny_gluon
 from minisgl.kernels.experts.grouped_gemm_triton import MAX_TOKENS, fits
 from minisgl.kernels.launch import dependent_launch_triton
-from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
+from minisgl.kernels.linear.dequantize_triton import dequantize_blocks
 from minisgl.layers.activation import gelu_and_mul, silu_and_mul
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.norm_config import NormConfig
@@ -19,7 +19,7 @@ from minisgl.layers.weights.inputs import PreNorm
 from minisgl.layers.weights.weight import QuantizedWeight, Weight
 from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
-from minisgl.moe.routing import route
+from minisgl.moe.mixture import route
 from support.kernels.decode_kernels import assert_close, poisoned_outputs
 from support.kernels.experts import Sizes, by_plain_torch, exact_int4, in_fp8, in_int4
 from support.kernels.sizes import sized

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minisgl.kernels.linear.dequantize_triton import dequantize_words_cuda
 from minisgl.kernels.linear.int4_choose import Int4Tile, int4_gated, int4_linear
-from minisgl.kernels.linear.int4_dequantize_triton import dequantize_words_cuda
 from minisgl.kernels.linear.int4_gemv_gluon import RowTile
 from minisgl.kernels.linear.int4_packed import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.kernels.linear.int4_split_k_gluon import BatchTile

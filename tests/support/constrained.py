@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.scheduler.constraints import Constraint, Vocabulary
 from minisgl.scheduler.request import Request
 from minisgl.wire.messages import Submit, Thinking

@@ -19,8 +19,7 @@ from minisgl_operator.api.objects import (
 )
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.observed import Observed, Report
-from minisgl_operator.facts.pods import component, is_ended_by_node, last_terminations
-from minisgl_operator.facts.unknown_flags import unknown_flags
+from minisgl_operator.facts.pods import component, is_ended_by_node, last_terminations, unknown_flags
 from minisgl_operator.render import model_files, names
 
 RETRY_FETCH_AFTER: Final = timedelta(minutes=10)

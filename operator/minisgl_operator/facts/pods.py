@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
@@ -148,3 +149,13 @@ def serves_status(pod: Manifest) -> bool:
     if (pod.get("status") or {}).get("phase") != "Running":
         return False
     return component(pod) != names.ENGINE or has_rank_0(pod)
+
+
+_MESSAGE: Final = re.compile(r": error: unrecognized arguments: (.+?)(?: \(see |$)", re.MULTILINE)
+
+
+def unknown_flags(output: str) -> str:
+    """The arguments that a command has refused, as in an image of an earlier version, from its last output; empty
+    without any."""
+    found = _MESSAGE.search(output)
+    return "" if found is None else found.group(1)

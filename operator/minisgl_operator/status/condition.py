@@ -8,8 +8,7 @@ from minisgl_operator.api.conditions import Reason
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.text import quote
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.pods import added_container, component, failing_container, last_terminations
-from minisgl_operator.facts.unknown_flags import unknown_flags
+from minisgl_operator.facts.pods import added_container, component, failing_container, last_terminations, unknown_flags
 from minisgl_operator.render import names
 
 ConditionStatus = Literal["True", "False", "Unknown"]

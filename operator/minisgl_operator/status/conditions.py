@@ -13,11 +13,10 @@ from minisgl_operator.status.condition import Condition
 from minisgl_operator.status.conditions_accepted import accepted
 from minisgl_operator.status.conditions_degraded import degraded
 from minisgl_operator.status.conditions_engine_ready import engine_ready
-from minisgl_operator.status.conditions_frontend_ready import frontend_ready
 from minisgl_operator.status.conditions_interconnect_optimal import interconnect_optimal
 from minisgl_operator.status.conditions_model_cached import model_cached
 from minisgl_operator.status.conditions_progressing import progressing
-from minisgl_operator.status.conditions_ready import ready
+from minisgl_operator.status.conditions_ready import frontend_ready, ready
 from minisgl_operator.status.conditions_scheduled import scheduled
 
 Conditions = Mapping[ConditionType, Condition]

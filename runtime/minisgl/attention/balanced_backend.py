@@ -9,7 +9,6 @@ import torch
 
 from minisgl.attention.backend import AttentionShape, DecodeBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
-from minisgl.kernels.pointwise.fp8_rows import BLOCK
 
 FEWEST_ROWS: Final = 9
 """Below this number most rows are split many times, and kernels with a fixed number of programs per row are as fast.
@@ -87,17 +86,9 @@ class BalancedDecode:
             window=self._shape.window,
         )
 
-    def quantizes(self, batch: AttentionBatch) -> bool:
-        """Whether `decode` can write its result in FP8."""
-        return self._shape.head_dim == BLOCK and self._other(batch.num_decode, batch.num_segments) is None
-
-    def decode(
-        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, out_scales: torch.Tensor | None = None
-    ) -> None:
-        """`out_scales`: see `balanced_decode`."""
+    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
         batch = self._batch
         if few := self._other(batch.num_decode, batch.num_segments):
-            assert out_scales is None
             few.decode(layer, kv, q, out)
             return
         assert self._spans is not None
@@ -112,7 +103,6 @@ class BalancedDecode:
             self._arrivals,
             out,
             scale=self._scale,
-            out_scales=out_scales,
             scales=kv.scales[layer],
             settings=self.settings,
             window=self._shape.window,
@@ -120,10 +110,7 @@ class BalancedDecode:
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
         few = self._other(rows, int(mixed))
-        if few is None:
-            return self.name
-        # Beside many prompt tokens this backend gets the rows without the prompts.
-        return few.backend_for(rows, mixed=mixed) + (f", {self.name}" if self._other(rows) is None else "")
+        return self.name if few is None else few.backend_for(rows, mixed=mixed)
 
     def _other(self, rows: int, segments: int = 0) -> DecodeBackend | None:
         # Steps with prompts are launched kernel by kernel. There two tensor maps per launch cost the host more than the

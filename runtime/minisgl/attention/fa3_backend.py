@@ -18,7 +18,7 @@ from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.hopper import MULTIPROCESSORS
 from minisgl.kernels.attention.fa3 import attend_segments, load_fa3
 from minisgl.kernels.attention.gather_keys import gather_keys, locate_keys
-from minisgl.kernels.attention.key_rows import GUARD, KeyRows
+from minisgl.kernels.attention.stored_kv import GUARD, KeyRows
 from minisgl.wire.plan import IntArray
 
 _LEAST_KEYS: Final = 32_768

@@ -10,7 +10,6 @@ from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
 from minisgl.kernels.attention.rotation import Rotation
-from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
 from minisgl.wire.plan import IntArray
 
 
@@ -59,18 +58,8 @@ class LayeredAttention:
         for kind in self._kinds:
             kind.begin(batch, locations)
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        *,
-        may_quantize: bool = False,
-    ) -> torch.Tensor | Fp8Rows:
-        kind = self._kinds[self._kind_of_layer[layer]]
-        return kind.attend(layer, q, k, v, rotation, may_quantize=may_quantize)
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        return self._kinds[self._kind_of_layer[layer]].attend(layer, q, k, v, rotation)
 
     def _with(self, kinds: Sequence[PagedAttention | None]) -> LayeredAttention | None:
         found = [kind for kind in kinds if kind is not None]

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
-from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.split_backend import MOST_ROWS, SplitDecode
 from minisgl.kernels.attention.rotary import rotate_and_store
 from minisgl.kernels.attention.rotation import Rotation
-from minisgl.kernels.pointwise.fp8_rows import Fp8Rows, new_fp8_rows
 from minisgl.wire.plan import IntArray
-
-MANY_PROMPT_TOKENS: Final = 4096
-"""Prompt tokens of a step from which its kernels take longer than their launches."""
 
 
 class PagedAttention:
@@ -78,16 +71,7 @@ class PagedAttention:
         if batch.num_segments:
             self._prefill.begin(batch)
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        *,
-        may_quantize: bool = False,
-    ) -> torch.Tensor | Fp8Rows:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         batch = self._batch
         d = batch.num_decode
         if d and isinstance(decoder := self._decoder(batch), SplitDecode) and decoder.rotates(batch):
@@ -100,12 +84,6 @@ class PagedAttention:
         q, segment_keys, segment_values = rotate_and_store(
             q, k, v, rotation, kv.keys[layer], kv.values[layer], self._locations, kept_from=d, scales=kv.scales[layer]
         )
-        if may_quantize and not batch.num_segments:
-            decoder = self._decoder(batch)
-            if isinstance(decoder, BalancedDecode) and decoder.quantizes(batch):
-                quantized = new_fp8_rows(d, q.shape[1] * q.shape[2], q.device)
-                decoder.decode(layer, kv, q, quantized.values, quantized.scales)
-                return quantized
         out = torch.empty_like(q)
         if d:
             self._decoder(batch).decode(layer, self._kv, q[:d], out[:d])
@@ -114,10 +92,9 @@ class PagedAttention:
         return out.flatten(1)
 
     def _rows(self, batch: AttentionBatch) -> AttentionBatch:
-        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch. In a
-        graph all are, and beside many tokens the device is behind the host anyway."""
-        are_cheap = self._is_captured or int(batch.host_prefill_lengths.sum()) >= MANY_PROMPT_TOKENS
-        return batch.decode_rows() if are_cheap else batch
+        """The batch for the decode backend. Beside prompts, backends choose kernels that are cheap to launch, as all
+        are in a graph."""
+        return batch.decode_rows() if self._is_captured else batch
 
     def _decoder(self, batch: AttentionBatch) -> DecodeBackend:
         return self._decode if batch.cascade is None or self.cascade is None else self.cascade

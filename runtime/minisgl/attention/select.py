@@ -1,4 +1,19 @@
-"""Selection of attention backends: by name, or the fastest that device and model support."""
+"""Selection of attention backends: by name, or the fastest that device and model support.
+
+Decode rows with `auto` on a Hopper GPU, the first line that fits; where a kernel does not support the model, the next
+one serves its rows. Each backend knows its own rows, and passes others on:
+
+| rows of the step | kernel | why |
+|---|---|---|
+| many with the same first pages | cascade (`cascade_backend`) | shared pages are read once for all rows |
+| up to 4, with long contexts | XQA; else Stream-K | reads faster: `_balanced` has the times |
+| up to 4 | split-KV (`split_backend`) | 32 programs a row and KV head, which also rotate and store |
+| up to 8, and any beside prompts without a graph | XQA; else Stream-K | as fast, and cheaper to launch |
+| 9 and more | Stream-K (`balanced_backend`) | equal spans of all tokens: all programs read until the end |
+
+Older GPUs go from split-KV to FlashInfer, and a CPU has torch alone. Prompts use FlashAttention-3 (`fa3_backend`), for
+which FlashInfer stands in where a step has more keys than are copied for it.
+"""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from minisgl.bench.errors import BenchError
 from minisgl.bench.roofline import Forward, Roofline
 from minisgl.bench.sampling import Variant
 from minisgl.bench.workloads import Sizes, Workload, long_context
+from minisgl.errors import BenchError
 from minisgl.wire.messages import SamplingParams
 
 if TYPE_CHECKING:

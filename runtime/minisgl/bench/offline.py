@@ -20,12 +20,12 @@ from minisgl.bench import long_context
 from minisgl.bench import record as bench_record
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.device_trace import trace_device
-from minisgl.bench.errors import BenchError
 from minisgl.bench.record import Result
 from minisgl.bench.report import Metric, gpu_names, report
 from minisgl.bench.roofline import Roofline, hardware_of
 from minisgl.bench.sampling import PLAIN, Variant
 from minisgl.bench.workloads import WORKLOADS, Sizes, Workload, WorkloadName, roofline_tokens_per_second
+from minisgl.errors import BenchError
 from minisgl.hub.resolve import resolve
 from minisgl.models.config import ModelConfig
 from minisgl.options import Count, Index, option

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from minisgl.bench.errors import BenchError
 from minisgl.bench.report import gpu_names, versions
+from minisgl.errors import BenchError
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from minisgl.bench.errors import BenchError
+from minisgl.errors import BenchError
 from minisgl.options import Fraction, Index, option
 from minisgl.wire.messages import SamplingParams
 

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Meta
 
 from minisgl.bench import record as bench_record
-from minisgl.bench.errors import BenchError
 from minisgl.bench.http_client import Endpoint, HttpError, encoded
 from minisgl.bench.record import Result
 from minisgl.bench.report import Metric, report
@@ -23,6 +22,7 @@ from minisgl.bench.sampling import Sampling
 from minisgl.bench.sending import Client, TimedRequest, send_all
 from minisgl.bench.traces import TraceRequest, TraceShape, make_trace, prompt_tokens, read_trace, write_trace
 from minisgl.bench.workloads import WORKLOADS, Sizes, WorkloadName
+from minisgl.errors import BenchError
 from minisgl.options import Count, Index, option
 
 _LAG_LIMIT_MS: Final = 2.0

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from minisgl.bench.errors import BenchError
+from minisgl.errors import BenchError
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -8,9 +8,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from minisgl.bench.errors import BenchError
 from minisgl.bench.roofline import Roofline
 from minisgl.bench.sampling import PLAIN, Variant
+from minisgl.errors import BenchError
 from minisgl.options import Count, option
 from minisgl.wire.messages import SamplingParams
 

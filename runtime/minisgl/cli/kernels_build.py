@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(kernel.name for kernel in flashinfer))
         return 0
     from minisgl.engine.start.rehearsal import rehearse
-    from minisgl.kernels.build.errors import KernelBuildError
+    from minisgl.errors import KernelBuildError
     from minisgl.kernels.build.flashinfer import build
     from minisgl.kernels.build.triton import Architecture, Launches, check_c_compiler
     from minisgl.kernels.compile.flashinfer_setup import KERNELS_DIR

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -31,7 +32,6 @@ from minisgl.cli import (
     serve,
     version,
 )
-from minisgl.cli.open_files import raise_limit
 from minisgl.errors import CodedError
 from minisgl.extras import require
 from minisgl.flags.arguments import Parser
@@ -160,3 +160,14 @@ def _add(commands: _Commands, name: str, command: _Command, summary: str, needs:
 def _group(commands: _Commands, name: str, summary: str) -> _Commands:
     parser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
     return parser.add_subparsers(metavar="COMMAND", required=True)
+
+
+def raise_limit() -> None:
+    """Raise the soft limit of this process, and of the processes that it starts, to the hard limit. Shells and service
+    managers set a low one, mostly 1,024, only for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError):
+        # A hard limit that is above the kernel's own. The server warns when the one that remains is nearly used up.
+        return

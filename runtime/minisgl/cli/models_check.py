@@ -80,8 +80,8 @@ def _cpu_memory(report: CheckpointReport) -> str:
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:
     """Add findings about the tokenizer files, which are tried as at a server's start, unless they are known to be
     missing or malformed."""
+    from minisgl.errors import TokenizerError
     from minisgl.hub.check import Finding
-    from minisgl.tokenizer.errors import TokenizerError
     from minisgl.tokenizer.trial import try_files
 
     if {problem.code for problem in report.problems} & {"model_not_found", "no_tokenizer", "malformed_json"}:

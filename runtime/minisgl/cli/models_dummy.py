@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from minisgl.toy.dummy import write_dummy_checkpoint
+    from minisgl.toy.tiny import write_dummy_checkpoint
 
     write_dummy_checkpoint(args.out, BUILTIN_CONFIGS[args.name])
     print(f"{args.name} without weights written to {args.out}; serve it with --dummy-weights")

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
-from minisgl.distributed.nccl_neighbours import nccl_neighbours
 from minisgl.distributed.nccl_report import NcclReport
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.peer_memory import PeerMemory, PeerMemoryError
@@ -245,3 +244,14 @@ def _wait(work: dist.Work | None) -> None:
     """Wait for a collective. On CUDA the current stream orders synchronous collectives, so there is no wait."""
     if work is not None:
         work.wait()
+
+
+def nccl_neighbours(host: str) -> dict[str, str]:
+    """Environment variables with which NCCL connects containers of `host` by CUDA IPC over NVLink.
+
+    Use it only if all of the following holds, because otherwise NCCL fails and does not fall back: the ranks'
+    containers see each other's devices, their /dev/shm have the same st_dev (NCCL compares it, ncclTopoCheckP2p), and
+    no two ranks have the same process id inside their own pid namespace. cuMem handles travel over a socket of the
+    network namespace, which containers do not share: hence the legacy handles.
+    """
+    return {"NCCL_HOSTID": host, "NCCL_CUMEM_ENABLE": "0"}

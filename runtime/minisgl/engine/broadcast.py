@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import zmq
 
-from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine
+from minisgl.errors import EngineError
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.sockets import open_socket, try_send
 from minisgl.wire.token_gate import show_token

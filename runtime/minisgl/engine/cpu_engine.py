@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import PlainSample, Runner
-from minisgl.engine.step_guard import StepGuard
+from minisgl.engine.step_guard import StepGuard, check_hashes, gather_hashes
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 
 

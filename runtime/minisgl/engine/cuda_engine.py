@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.audit import check_hashes, gather_hashes
 from minisgl.engine.batch import PackedStep, StepSize, StepViews
 from minisgl.engine.graphs.sampling_graphs import SamplingGraphs
 from minisgl.engine.graphs.step_graphs import StepGraph, StepGraphs
@@ -20,7 +19,7 @@ from minisgl.engine.host_signal import HostSignal
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.logits_processors import StepProcessors
 from minisgl.engine.runner import PlainSample, Runner, StepTensors
-from minisgl.engine.step_guard import StepGuard
+from minisgl.engine.step_guard import StepGuard, check_hashes, gather_hashes
 from minisgl.kernels.sampling.processor_tables import ProcessorTables
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,19 +15,17 @@ from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.cublas_workspace import multiply_without_workspace
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.errors import EngineError
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
-from minisgl.engine.start.dummy_steps import StepLimits, run_eagerly, step_limits
-from minisgl.engine.start.profile_memory import measure_step
+from minisgl.engine.start.dummy_steps import StepLimits, measure_step, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
 from minisgl.engine.tables import Tables
+from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.compile.compile_log import CompileLog
 from minisgl.kernels.compile.preload import Preload
@@ -391,3 +390,17 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
             logger.warning("quantized weights become %s; with --dtype bfloat16 they keep their size on Hopper", name)
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+_NO_WORKSPACE: Final = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
+
+
+def multiply_without_workspace(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let cuBLAS and cuBLASLt of this process choose only kernels that need no workspace, unless the user has set its
+    size. Both read the variables before their first product.
+
+    With a workspace, persistent kernels count their tiles in it. Each waits for a memset, during which the device idles
+    for 5 µs, and small prompts of large models are split over their inputs, which takes longer there.
+    """
+    for name, value in _NO_WORKSPACE.items():
+        environment.setdefault(name, value)

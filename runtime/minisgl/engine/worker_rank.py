@@ -10,8 +10,8 @@ from typing import Any, Final
 import zmq
 
 from minisgl.engine.broadcast import QUEUE_PLANS, STOP
-from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine
+from minisgl.errors import EngineError
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.receive_limit import ReceiveLimit
 from minisgl.wire.sockets import open_socket

@@ -52,14 +52,18 @@ def _other(names: str, ours: str, note: str) -> ForeignFlag:
     return ForeignFlag(tuple(names.split()), ours, None, note)
 
 
-_LOAD_FORMAT: Final = _other("--load-format", "--dummy-weights", "for `dummy`; safetensors is the only other format")
-_API_KEY: Final = _other("--api-key", "--api-keys", "a file with the keys, so that no list of processes shows them")
-_TRUST_CODE: Final = _other("--trust-remote-code", "", "code of checkpoints is never run; remove it")
-_TEMPLATE: Final = _other("--chat-template", "", "the checkpoint's is used; put chat_template.jinja into its directory")
-_TLS: Final = _other("--ssl-keyfile --ssl-certfile", "", "put a proxy with TLS in front")
+_SHARED: Final = (
+    _other("--load-format", "--dummy-weights", "for `dummy`; safetensors is the only other format"),
+    _other("--api-key", "--api-keys", "a file with the keys, so that no list of processes shows them"),
+    _other("--trust-remote-code", "", "code of checkpoints is never run; remove it"),
+    _other("--chat-template", "", "the checkpoint's is used; put chat_template.jinja into its directory"),
+    _other("--ssl-keyfile --ssl-certfile", "", "put a proxy with TLS in front"),
+    _other("--enable-lora --lora-paths", "", "LoRA is not supported"),
+    _other("--download-dir", "", "set HF_HOME to the directory for downloads"),
+)
+"""Flags of both servers that are refused."""
 _NUM_PROMPTS: Final = _alias("--num-prompts", "--num-requests", "of `bench serve`")
 _BASE_URL: Final = _alias("--base-url", "--url", "of `bench serve`")
-_ONE_MODEL: Final = _other("--enable-lora --lora-paths", "", "LoRA is not supported")
 
 VLLM: Final = (
     _alias("--model", MODEL),
@@ -80,13 +84,7 @@ VLLM: Final = (
     _default(
         "--enable-auto-tool-choice", "--tool-call-parser", "on by default; the format is found from the checkpoint"
     ),
-    _LOAD_FORMAT,
-    _API_KEY,
-    _TRUST_CODE,
-    _TEMPLATE,
-    _TLS,
-    _ONE_MODEL,
-    _other("--download-dir", "", "set HF_HOME to the directory for downloads"),
+    *_SHARED,
     _other("--tokenizer", "", "the checkpoint's is used"),
     _other("--swap-space --cpu-offload-gb", "", "nothing is moved to the host; preempted requests are computed again"),
     _other("--pipeline-parallel-size --data-parallel-size", "--tp", "tensor parallelism only; replicas on Kubernetes"),
@@ -116,13 +114,7 @@ SGLANG: Final = (
     _switch("--disable-cuda-graph", "--cuda-graph-max-batch 0 --cuda-graph-max-tokens 0"),
     _default("--enable-metrics", "--port", "always on, at /metrics"),
     _default("--enable-cache-report", "--cache", "`usage` always has the cached tokens"),
-    _LOAD_FORMAT,
-    _API_KEY,
-    _TRUST_CODE,
-    _TEMPLATE,
-    _TLS,
-    _ONE_MODEL,
-    _other("--download-dir", "", "set HF_HOME to the directory for downloads"),
+    *_SHARED,
     _other("--tokenizer-path", "", "the checkpoint's is used"),
     _other("--max-total-tokens", "--num-pages", "in pages of --page-size tokens"),
     _other("--max-prefill-tokens", "--max-step-tokens", "of a whole step: decodes and chunks of prompts"),

@@ -29,14 +29,13 @@ from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion, parse_invocation
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
-from minisgl.frontend.responses.input_tokens import InputTokens
+from minisgl.frontend.responses.other_routes import InputTokens, compact_response, stored_response
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.frontend.responses.responses import early_error as responses_error
-from minisgl.frontend.responses.stored import compact_response, stored_response
 from minisgl.frontend.server.metrics_page import MetricsPage
 from minisgl.frontend.server.middleware import with_middleware
+from minisgl.frontend.server.request_record import RoutePaths
 from minisgl.frontend.server.responses import json_response, on_error
-from minisgl.frontend.server.route_paths import RoutePaths
 from minisgl.frontend.server.web_pages import WEB_PAGES, web_page
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.version import __version__

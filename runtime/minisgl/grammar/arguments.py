@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import problem_of
 from minisgl.grammar.schema.exact import exact, lenient
 from minisgl.grammar.schema.plain import is_plain

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.ebnf import to_lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.lark import Fragment
 from minisgl.grammar.structural_tag import structural_tag
 from minisgl.wire.text import StructuredOutput

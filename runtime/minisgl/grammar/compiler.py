@@ -12,12 +12,10 @@ from weakref import WeakSet
 import numpy as np
 from llguidance import LLMatcher
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.grammar.lark import TOKEN_IDS
-from minisgl.grammar.library_errors import code_of, first_line
-from minisgl.grammar.limits import LIMITS
+from minisgl.grammar.limits import LIMITS, code_of, deep_threads, first_line
 from minisgl.grammar.matcher import Matcher
-from minisgl.grammar.threads import deep_threads
 from minisgl.grammar.tokenizer import GrammarTokenizer
 
 CACHE_BYTES: Final = 256 << 20

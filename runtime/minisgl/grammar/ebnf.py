@@ -7,7 +7,7 @@ from typing import Final
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 
 _MAX_SEQUENCES: Final = 10_000
 """Symbols of a grammar that follow others. If all of them are optional, the parser visits each of them in its first

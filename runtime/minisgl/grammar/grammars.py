@@ -11,8 +11,8 @@ import numpy as np
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
+from minisgl.errors import GrammarError
 from minisgl.grammar.compiler import MOST_INSTANCES, GrammarCompiler
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.matcher import Matcher
 from minisgl.grammar.tokenizer import GrammarTokenizer
 

@@ -11,9 +11,7 @@ import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from minisgl.grammar.library_errors import code_of, first_line, is_dead_end
-from minisgl.grammar.limits import LIMITS
-from minisgl.grammar.threads import deep_threads
+from minisgl.grammar.limits import LIMITS, code_of, deep_threads, first_line, is_dead_end
 
 NOTHING_ALLOWED: Final = "no text satisfies the grammar"
 

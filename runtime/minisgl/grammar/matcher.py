@@ -9,8 +9,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.library_errors import code_of, first_line, is_dead_end
+from minisgl.errors import GrammarError
+from minisgl.grammar.limits import code_of, first_line, is_dead_end
 from minisgl.grammar.tokenizer import GrammarTokenizer
 
 DEAD_END: Final = (

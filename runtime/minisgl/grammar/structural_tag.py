@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.ebnf import to_lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.lark import Fragment
-from minisgl.grammar.schema.errors import Path
+from minisgl.grammar.schema.refusals import Path
 
 MAX_DEPTH: Final = 16
 MAX_REPEATS: Final = 1000

@@ -10,7 +10,7 @@ import numpy as np
 from llguidance import LLTokenizer
 from numpy.typing import NDArray
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 
 _PLAIN: Final = r'[^"\\\x00-\x1F\x7F]'
 _SLICES: Final = (

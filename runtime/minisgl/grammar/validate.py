@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.build import build, decode_schema
 from minisgl.grammar.dead_ends import can_be_empty, dead_end
 from minisgl.grammar.ebnf import to_lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import NOTHING_ALLOWED, matches_nothing, problem_of
-from minisgl.grammar.library_errors import code_of
-from minisgl.grammar.limits import MAX_TEXT
-from minisgl.grammar.schema.errors import pointer
+from minisgl.grammar.limits import MAX_TEXT, code_of
 from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.locate import locate
 from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.schema.refusals import pointer
 from minisgl.grammar.structural_tag import Grammar, parts
 from minisgl.wire.text import StructuredOutput
 

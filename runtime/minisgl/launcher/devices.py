@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from minisgl.config import ConfigError, Device, DeviceChoice
-from minisgl.launcher.errors import LauncherError
+from minisgl.errors import LauncherError
 
 
 def cuda_device_count() -> int:

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Final
 
-from minisgl.launcher.errors import LauncherError
+from minisgl.errors import LauncherError
 from minisgl.wire.listener import ALL_ADDRESSES, bind_tcp
 
 _BACKLOG: Final = 64

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from minisgl import logging as log
+from minisgl.errors import LauncherError
 from minisgl.launcher import control
-from minisgl.launcher.errors import LauncherError
 
 _LAST_WORDS: Final = 20
 """Lines of output that the message about an exit quotes: warnings and errors, not older than the seconds below, because

@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from typing import Final, Protocol
 
 from minisgl import logging as log
+from minisgl.errors import LauncherError
 from minisgl.launcher import control
-from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Child, Process
 from minisgl.launcher.restarts import (

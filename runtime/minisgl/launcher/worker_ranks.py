@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from minisgl import logging as log
-from minisgl.launcher.errors import LauncherError
+from minisgl.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import ProcessSpec
 

@@ -20,7 +20,7 @@ from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
 from minisgl.layers.weights.allocate import allocate_experts
 from minisgl.layers.weights.dense import DenseWeight
-from minisgl.layers.weights.inputs import InputForm, PreNorm, wide
+from minisgl.layers.weights.inputs import PreNorm
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.config import ModelConfig
@@ -89,10 +89,9 @@ class SelfAttention:
         qkv, residual = self.qkv.weight.normed_product(PreNorm(self.norm, x, residual), self.qkv.bias)
         q, k, v = torch.split(qkv.view(len(qkv), -1, self._config.head_dim), self._heads, dim=1)
         q, k, rotation = self._prepared(q, k, angles)
-        may_quantize = rows is None and self.out.weight.form is InputForm.FP8_BLOCKS
-        heads = attention.attend(self._layer, q, k, v, rotation, may_quantize=may_quantize)
+        heads = attention.attend(self._layer, q, k, v, rotation)
         if rows is not None:
-            heads, residual = wide(heads)[rows], residual[rows]
+            heads, residual = heads[rows], residual[rows]
         return self.out.forward(heads), residual
 
     def _prepared(

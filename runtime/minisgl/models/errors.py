@@ -1,5 +1,5 @@
 """Errors about checkpoints, which are defined where their formats are read."""
 
-from minisgl.layers.weights.errors import ModelError
+from minisgl.errors import ModelError
 
 __all__ = ["ModelError"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from minisgl.grammar.schema.errors import Path, too_complex, unsupported
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.schema.refusals import Path, too_complex, unsupported
 from minisgl.parsing.parameter_types import ALL_TYPES, has_type, value_key
 
 _MAX_STEPS: Final = 2_000

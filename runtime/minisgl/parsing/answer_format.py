@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from minisgl.parsing.markers import Marker
+from minisgl.parsing.reader import Marker
 from minisgl.parsing.reasoning import ReasoningFormat
 from minisgl.parsing.tool_format import ToolFormat
 

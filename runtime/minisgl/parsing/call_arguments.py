@@ -9,10 +9,10 @@ import msgspec
 
 from minisgl.grammar import lark
 from minisgl.grammar.library import problem_of
-from minisgl.grammar.schema.errors import Path, too_complex, unsupported
 from minisgl.grammar.schema.exact import exact, lenient
 from minisgl.grammar.schema.plain import is_plain
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.schema.refusals import Path, too_complex, unsupported
 from minisgl.parsing.alternatives import Alternative, Alternatives
 
 _MAX_DEFINITIONS: Final = 512 << 10

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.arguments import lenient_json, strict_json
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.schema.errors import unsupported
+from minisgl.grammar.schema.refusals import unsupported
 from minisgl.parsing import hermes, mistral, pythonic, qwen_xml
 from minisgl.parsing.alternatives import json_schema_of
 from minisgl.parsing.answer_format import AnswerFormat

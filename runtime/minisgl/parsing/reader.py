@@ -10,7 +10,17 @@ import re
 from collections.abc import Generator
 from typing import NamedTuple, TypeVar
 
-from minisgl.parsing.markers import Marker
+import msgspec
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """A text that separates the parts of an answer, such as `<tool_call>`."""
+
+    text: str
+    token: int | None
+    """Its token, if the vocabulary has it as a single one. Then only this token is the marker, and the same text of
+    other tokens is ordinary text, such as a quotation."""
+
 
 T = TypeVar("T")
 Scan = Generator[None, None, T]

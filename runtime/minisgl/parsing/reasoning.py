@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from minisgl.parsing.markers import Marker
+from minisgl.parsing.reader import Marker
 
 
 @dataclass(frozen=True)

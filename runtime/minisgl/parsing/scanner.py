@@ -15,9 +15,8 @@ from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.json_text import SPACE
-from minisgl.parsing.markers import Marker
 from minisgl.parsing.output import Event, Output, call_id
-from minisgl.parsing.reader import Ended, NotACall, Reader, Scan, held_suffix
+from minisgl.parsing.reader import Ended, Marker, NotACall, Reader, Scan, held_suffix
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.parsing.tool_format import ToolFormat, Tools
 from minisgl.wire.text import ToolCallDelta

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from minisgl import logging as log
+from minisgl.errors import LauncherError
 from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.devices import device_memory
-from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import Child, Process, ProcessSpec
 from minisgl.launcher.rank_specs import standby_specs

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 
 from minisgl import logging as log
+from minisgl.errors import LauncherError
 from minisgl.launcher.control_server import StatusBoard
-from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec
 from minisgl.launcher.rank_specs import standby_specs

@@ -13,7 +13,6 @@ from minisgl.launcher.restarts import GroupState
 from minisgl.replica.diagnosis import rank_of
 from minisgl.replica.messages import Epoch
 from minisgl.replica.options import EngineOptions
-from minisgl.replica.phases import rank_phase, replica_phase
 from minisgl.wire.status import EngineInfo, EnginePhase, EngineStatus, Failure, RankStatus
 
 _MAX_NAMED: Final = 8
@@ -185,3 +184,24 @@ def _progress(options: EngineOptions, info: ReplicaInfo, phase: EnginePhase, ran
         return f"waiting for {', '.join(missing[:_MAX_NAMED])}" if missing else ""
     behind = next((rank for rank in ranks if rank.phase != "Ready" and rank.progress), None)
     return "" if behind is None else f"rank {behind.rank}: {behind.progress}"
+
+
+def rank_phase(ready: bool, progress: str) -> EnginePhase:
+    """Phase of a rank whose process runs."""
+    if ready:
+        return "Ready"
+    return "Rendezvous" if progress in ("starting", "rendezvous") else "Loading"
+
+
+def replica_phase(group: GroupState, ranks: Sequence[RankStatus], *, draining: bool) -> EnginePhase:
+    """Phase of a replica whose leader has not given up."""
+    if draining:
+        return "Draining"
+    match group.phase:
+        case "waiting":
+            return "Waiting"
+        case "ready":
+            return "Ready"
+        case "starting" if group.starts == 1:
+            return "Rendezvous" if any(rank.phase == "Rendezvous" for rank in ranks) else "Loading"
+    return "Restarting"

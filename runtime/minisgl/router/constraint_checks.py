@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import CheckConstraints, CheckedConstraints, ConstraintProblem, TextFailed
 

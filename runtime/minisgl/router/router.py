@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import zmq
 
+from minisgl.errors import TokenizerError
 from minisgl.router.cache_flushes import CacheFlushes
 from minisgl.router.config import TokenizerConfig
 from minisgl.router.discovery import Discovery
@@ -19,7 +20,6 @@ from minisgl.router.dispatcher import UNAVAILABLE, Dispatcher
 from minisgl.router.engine_source import EngineSource
 from minisgl.router.link import Link
 from minisgl.router.replicas import FileHashes
-from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.loaded import LoadedTokenizer, load
 from minisgl.tokenizer.session import Session
 from minisgl.wire.messages import (

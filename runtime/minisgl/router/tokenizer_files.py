@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from minisgl.tokenizer.errors import TokenizerError
+from minisgl.errors import TokenizerError
 from minisgl.tokenizer.file_hashes import TOKENIZER_FILES, differing_files, hash_tokenizer_files
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 import zmq
 
+from minisgl.errors import PromptError
 from minisgl.router.config import TokenizerConfig
 from minisgl.router.constraint_checks import ConstraintChecks
 from minisgl.router.discovery import Resolve, resolve_host
@@ -29,10 +30,8 @@ from minisgl.router.link import Link
 from minisgl.router.router import Router
 from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints, needs_grammar
 from minisgl.tokenizer.answer_scanner import reasoning_state
-from minisgl.tokenizer.bad_words import BadWords
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.loaded import LoadedTokenizer
-from minisgl.tokenizer.prompt_encoder import Prompt, PromptEncoder, same_prompt
+from minisgl.tokenizer.prompt_encoder import BadWords, Prompt, PromptEncoder, same_prompt
 from minisgl.tokenizer.session import Session
 from minisgl.wire.messages import Flush
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError

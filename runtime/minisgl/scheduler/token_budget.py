@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl.scheduler.step_sizes import StepGraphs, full_prompt_tokens, padded_tokens
-from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
+from minisgl.scheduler.step_times import StepCosts, StepGraphs, StepTimes, StepWork, full_prompt_tokens, padded_tokens
 
 LEAST_TOKENS: Final = 64
 """Prompt tokens that every step may have, however long it takes, so that no prompt starves."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from minisgl.errors import PromptError
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.call_grammar import CallableTool
-from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.text import Generate
 
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.errors import PromptError
 from minisgl.tokenizer.compiled_template import CompiledTemplate
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.template_features import TemplateFeatures
 from minisgl.wire.text import THINKING_VARIABLES, ChatMessage, ToolOptions
 

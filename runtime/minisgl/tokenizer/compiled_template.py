@@ -14,7 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from minisgl.tokenizer.errors import PromptError
+from minisgl.errors import PromptError
 
 MAX_RENDERED_CHARACTERS: Final = 32 << 20
 """Longest text that a template may make, in characters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from minisgl.parsing.markers import Marker
+from minisgl.parsing.reader import Marker
 from minisgl.parsing.scanner import Scanner
 
 

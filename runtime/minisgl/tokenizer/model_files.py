@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 from tokenizers import Tokenizer
 
+from minisgl.errors import TokenizerError
 from minisgl.json_file import MAX_FILE_BYTES, check_size, read_json_object
-from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.file_hashes import TOOL_TEMPLATE, hash_tokenizer_files
 from minisgl.wire.text import SamplingDefaults
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
-from minisgl.tokenizer.errors import PromptError
+from minisgl.errors import PromptError
 
 MAX_STATES: Final = 256
 """States of all expressions of a request together: the time for a character grows with them, to 25 µs."""

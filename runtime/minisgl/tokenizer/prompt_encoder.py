@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
+from tokenizers import Tokenizer
 
+from minisgl.errors import PromptError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
-from minisgl.tokenizer.bad_words import BadWords, token_sequences
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, EscapedChat, RenderedChat
 from minisgl.tokenizer.described_tools import with_calls_as_text, with_tools
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.longest_token import longest_token
 from minisgl.tokenizer.model_files import ModelFiles
 from minisgl.tokenizer.template_features import TemplateFeatures
@@ -33,6 +33,20 @@ from minisgl.wire.text import (
     fewest_tokens,
     too_long_message,
 )
+
+BadWords: TypeAlias = tuple[tuple[int, ...], ...]
+"""Sequences of token ids."""
+
+
+def token_sequences(tokenizer: Tokenizer, words: Sequence[str]) -> BadWords:
+    """Return the token ids of each word at the beginning of a text, and behind a space: most vocabularies have other
+    tokens for it there. A model may still spell a word with other tokens."""
+    if not words:
+        return ()
+    bare = [word.lstrip() or word for word in words]
+    encodings = tokenizer.encode_batch_fast([*bare, *(f" {word}" for word in bare)], add_special_tokens=False)
+    return tuple(dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids))
+
 
 Prompt: TypeAlias = "array[int]"
 """int32 token ids."""

@@ -17,17 +17,15 @@ from typing import Final, NamedTuple
 from msgspec import ValidationError
 from msgspec.structs import replace
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError, PromptError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer import Answer, EndReason
 from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
-from minisgl.tokenizer.bad_words import BadWords
 from minisgl.tokenizer.callable_tools import ignores_tools
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.logprobs import EchoLogprobs
-from minisgl.tokenizer.prompt_encoder import Prompt
+from minisgl.tokenizer.prompt_encoder import BadWords, Prompt
 from minisgl.tokenizer.step_texts import StepTexts
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
+from minisgl.errors import PromptError
 from minisgl.tokenizer.compiled_template import CompiledTemplate
-from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.text import THINKING_VARIABLES
 
 _COMMON_ROLES: Final = frozenset(("system", "developer", "user", "assistant"))

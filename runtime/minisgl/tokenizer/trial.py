@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.errors import PromptError, TokenizerError
 from minisgl.tokenizer.chat_template import ChatTemplate
-from minisgl.tokenizer.errors import PromptError, TokenizerError
 from minisgl.tokenizer.model_files import ModelFiles, load_model_files
 from minisgl.wire.text import ChatMessage, ToolOptions
 

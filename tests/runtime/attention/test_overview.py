@@ -42,8 +42,7 @@ def test_ranges_of_rows_are_those_that_each_backend_serves() -> None:
         "decode_5_to_8_rows": "torch",
         "decode_9_to_32_rows": "balanced",
         "decode_with_prefill_1_to_4_rows": "split",
-        "decode_with_prefill_5_to_8_rows": "torch",
-        "decode_with_prefill_9_to_32_rows": "torch, balanced",
+        "decode_with_prefill_5_to_32_rows": "torch",
     }
     assert few["decode"] == "split"
 

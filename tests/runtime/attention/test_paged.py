@@ -10,7 +10,7 @@ import torch
 
 from minisgl.attention.backend import DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch
-from minisgl.attention.paged import MANY_PROMPT_TOKENS, PagedAttention
+from minisgl.attention.paged import PagedAttention
 
 
 class Recorder:
@@ -24,6 +24,9 @@ class Recorder:
 
     begin = prepare
 
+    def for_graph(self, *sizes: int, prefix: bool = True) -> Recorder:
+        return self
+
 
 def batch_of(rows: int, prompts: list[int]) -> AttentionBatch:
     numbers = torch.zeros(1, dtype=torch.int32)
@@ -35,15 +38,20 @@ def batch_of(rows: int, prompts: list[int]) -> AttentionBatch:
     )
 
 
-@pytest.mark.parametrize("prompts", [[], [MANY_PROMPT_TOKENS - 1], [1, MANY_PROMPT_TOKENS - 1]])
-def test_decode_rows_come_without_prompts_that_hide_launches(prompts: list[int]) -> None:
-    """Backends see prompts only where launches of their kernels would delay the device."""
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("prompts", [[], [4095], [1, 8192]])
+def test_decode_rows_come_without_prompts_in_a_graph(prompts: list[int], captured: bool) -> None:
+    """Backends see prompts only where launches of their kernels could delay the device."""
     prefill, decode = Recorder(), Recorder()
     unused: Any = None
     attention = PagedAttention(unused, cast("PrefillBackend", prefill), cast("DecodeBackend", decode))
+    if captured:
+        graph = attention.for_graph(3, sum(prompts), segments=len(prompts))
+        assert graph is not None
+        attention = graph
     batch = batch_of(3, prompts)
     attention.prepare(batch)
     attention.begin(batch, torch.zeros(0))
-    seen = len(prompts) if sum(prompts) < MANY_PROMPT_TOKENS else 0
+    seen = 0 if captured else len(prompts)
     assert [(each.num_decode, each.num_segments) for each in decode.batches] == [(3, seen)] * 2
     assert [each.num_segments for each in prefill.batches] == [len(prompts)] * 2 * bool(prompts)

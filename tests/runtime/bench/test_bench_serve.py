@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from minisgl.bench.errors import BenchError
 from minisgl.bench.progress import Progress
 from minisgl.bench.samples import Answer, Sample, median_metrics, sample, summarize
 from minisgl.bench.traces import TraceShape, make_trace, prompt_tokens, read_trace, write_trace
 from minisgl.bench.workloads import WORKLOADS, Sizes
 from minisgl.cli.main import main
+from minisgl.errors import BenchError
 from support.openai_stub import Endpoint
 
 

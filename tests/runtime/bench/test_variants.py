@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minisgl.bench.errors import BenchError
 from minisgl.bench.sampling import VARIANTS, Sampling, variants
 from minisgl.bench.workloads import WORKLOADS, Sizes
+from minisgl.errors import BenchError
 from minisgl.wire.messages import SamplingParams
 
 

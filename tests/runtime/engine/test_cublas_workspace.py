@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisgl.engine.cublas_workspace import multiply_without_workspace
+from minisgl.engine.engine import multiply_without_workspace
 
 
 def test_products_need_no_workspace() -> None:

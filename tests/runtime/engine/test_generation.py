@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.errors import EngineError
+from minisgl.errors import EngineError
 from minisgl.toy.tiny import write_tiny_checkpoint
 from minisgl.wire.plan import StepPlan
 from support.plans import Segment, make_plan, new_row

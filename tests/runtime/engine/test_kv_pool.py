@@ -9,8 +9,8 @@ import torch
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.errors import EngineError
 from minisgl.engine.start import kv_pool
+from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 
 

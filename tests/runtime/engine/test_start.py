@@ -12,7 +12,7 @@ import torch
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.engine import create_engine
-from minisgl.engine.errors import EngineError
+from minisgl.errors import EngineError
 from minisgl.models.config import ModelConfig
 from minisgl.models.errors import ModelError
 from minisgl.toy.tiny import write_tiny_checkpoint

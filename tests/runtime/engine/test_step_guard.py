@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 
-from minisgl.engine.errors import EngineError
 from minisgl.engine.step_guard import StepGuard
+from minisgl.errors import EngineError
 
 
 def test_steps_run_until_one_fails() -> None:

@@ -16,9 +16,9 @@ from minisgl.config import EngineConfig
 from minisgl.engine.broadcast import QUEUE_PLANS, PlanBroadcast, TensorParallelEngine
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.engine import create_engine
-from minisgl.engine.errors import EngineError
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.engine.worker_rank import PlanReceiver, run_plans
+from minisgl.errors import EngineError
 from minisgl.wire.plan import PlanError, StepPlan, StepResult
 from minisgl.wire.sockets import try_send
 from minisgl.wire.token_gate import show_token

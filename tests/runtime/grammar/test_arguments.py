@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.arguments import lenient_json, strict_json
-from minisgl.grammar.errors import GrammarError
 from support.grammar.walk import grammars, tokenizer
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import compiler as module
 from minisgl.grammar import lark
 from minisgl.grammar.build import build
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.tokenizer import GrammarTokenizer
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import StructuredOutput

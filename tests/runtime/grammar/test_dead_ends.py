@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import GrammarError
 from minisgl.grammar.build import build
 from minisgl.grammar.dead_ends import dead_end
 from minisgl.grammar.ebnf import to_lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import StructuredOutput
 from support.grammar.walk import grammars, random_answer

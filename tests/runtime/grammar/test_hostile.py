@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import GrammarError
 from minisgl.grammar.build import build
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import ConstraintKind, StructuredOutput
 from support.grammar.walk import grammars

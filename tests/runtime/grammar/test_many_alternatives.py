@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.build import build
 from minisgl.grammar.compiler import GrammarCompiler
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import matching
 from minisgl.grammar.tokenizer import GrammarTokenizer
 from minisgl.grammar.validate import validate

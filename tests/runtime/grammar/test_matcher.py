@@ -11,9 +11,9 @@ import pytest
 from llguidance import LLParserLimits
 from numpy.typing import NDArray
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import compiler
 from minisgl.grammar.build import build
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.matcher import Matcher
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import ConstraintKind, StructuredOutput

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.library import problem_of
 from minisgl.grammar.schema.exact import exact
 from minisgl.grammar.schema.plain import is_plain

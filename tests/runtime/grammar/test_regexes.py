@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
+from minisgl.errors import GrammarError
 from minisgl.grammar.build import build
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.schema.patterns import translate
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import StructuredOutput

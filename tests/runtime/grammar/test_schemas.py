@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import GrammarError
 from minisgl.grammar.build import build
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import StructuredOutput
 from support.grammar.oracle import problems

@@ -9,8 +9,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
+from minisgl.errors import GrammarError
 from minisgl.grammar.build import build
-from minisgl.grammar.errors import GrammarError
 from minisgl.grammar.validate import validate
 from minisgl.wire.text import StructuredOutput
 from support.tiny_tokenizers import byte_level

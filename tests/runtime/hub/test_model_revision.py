@@ -13,8 +13,7 @@ import pytest
 from minisgl.hub.model_revision import model_revision
 from minisgl.hub.neighbours import FetchRecord, write_record
 from minisgl.models.checkpoint import stored_tensors
-from minisgl.toy.dummy import write_dummy_checkpoint
-from minisgl.toy.tiny import write_tiny_checkpoint
+from minisgl.toy.tiny import write_dummy_checkpoint, write_tiny_checkpoint
 
 COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
 

@@ -17,7 +17,7 @@ from minisgl.engine.start.rehearsal import rehearse
 from minisgl.engine.start.warm_up import _TOKENS
 from minisgl.hopper import MULTIPROCESSORS, SHARED_MEMORY
 from minisgl.kernels.build.triton import Architecture, Launches
-from minisgl.kernels.linear.fp8_persistent_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, share, takes_batch
+from minisgl.kernels.linear.fp8_persistent_gluon import _REGISTERS, _STAGES, _fp8_batch, _room, fits, share
 from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled, map_type
 
@@ -47,9 +47,8 @@ def test_each_block_of_each_tile_is_multiplied_once(rows: int, outputs: int, blo
 
 
 def test_it_takes_the_products_for_which_it_is_faster() -> None:
-    def taken(rows: int, *, per_channel: bool = False) -> set[str]:
-        products = QWEN3_14B.items()
-        return {name for name, shape in products if takes_batch(rows, *shape, MULTIPROCESSORS, per_channel=per_channel)}
+    def taken(rows: int) -> set[str]:
+        return {name for name, shape in QWEN3_14B.items() if fits(rows, *shape, MULTIPROCESSORS)}
 
     assert taken(8) == set()
     assert taken(64) == {"gate_up"}
@@ -58,26 +57,21 @@ def test_it_takes_the_products_for_which_it_is_faster() -> None:
     assert taken(256) == set()
     assert taken(512) == {"o", "down"}
     assert taken(8192) == set()
-    assert taken(64, per_channel=True) == {"gate_up"}
-    assert taken(65, per_channel=True) == taken(128, per_channel=True) == {"o", "down"}
-    assert taken(129, per_channel=True) == taken(192, per_channel=True) == {"gate_up", "down"}
-    assert taken(256, per_channel=True) == taken(8192, per_channel=True) == set()
 
 
 def test_cublas_gets_no_scales_that_are_not_aligned() -> None:
-    assert takes_batch(256, 7168, 5120 + 128, MULTIPROCESSORS)
+    assert fits(256, 7168, 5120 + 128, MULTIPROCESSORS)
 
 
-@pytest.mark.parametrize("quantization", ["fp8-block", "fp8"])
 @pytest.mark.parametrize(("model", "ranks"), [("qwen3-14b", 1), ("qwen3-8b", 4), ("qwen3-0.6b", 1)])
-def test_the_warm_up_launches_what_any_number_of_rows_needs(model: str, ranks: int, quantization: str) -> None:
+def test_the_warm_up_launches_what_any_number_of_rows_needs(model: str, ranks: int) -> None:
     """Else a kernel would be compiled while requests wait."""
-    config = ModelConfig.parse({**BUILTIN_CONFIGS[model], "num_hidden_layers": 2}, quantization=quantization)
+    config = ModelConfig.parse({**BUILTIN_CONFIGS[model], "num_hidden_layers": 2}, quantization="fp8-block")
     launches = Launches()
     with launches.recorded(Architecture.parse("9.0a")):
         rehearse(config, EngineConfig(model="", device="cuda", max_running=256, tensor_parallel=ranks))
     launched = [name for name, _ in launches.keys if name.endswith("_fp8_batch")]
-    needed = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)), per_channel=quantization == "fp8")
+    needed = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)))
     assert len(launched) == len(needed)
 
 
@@ -91,14 +85,13 @@ def test_memory_of_a_recording_is_not_kept() -> None:
 
 @pytest.mark.parametrize("model", ["qwen3-14b", "qwen3-8b", "qwen3-32b", "llama-3.1-8b", "qwen3-0.6b"])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_the_warm_ups_sizes_need_all_kernels_that_others_do(model: str, ranks: int, per_channel: bool) -> None:
-    config = ModelConfig.parse(BUILTIN_CONFIGS[model], quantization="fp8" if per_channel else "fp8-block")
-    every = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)), per_channel=per_channel)
-    assert _needed(config, ranks, _TOKENS, per_channel=per_channel) == every
+def test_the_warm_ups_sizes_need_all_kernels_that_others_do(model: str, ranks: int) -> None:
+    config = ModelConfig.parse(BUILTIN_CONFIGS[model], quantization="fp8-block")
+    every = _needed(config, ranks, (*range(2, 300), *range(300, 8193, 64)))
+    assert _needed(config, ranks, _TOKENS) == every
 
 
-def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int], *, per_channel: bool) -> set[int]:
+def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int]) -> set[int]:
     """Groups of 64 rows in the tiles of a model's products, which select a variant of the kernel."""
     inner, heads = (
         config.layers[0].feed_forward.intermediate_size // ranks,
@@ -116,31 +109,29 @@ def _needed(config: ModelConfig, ranks: int, sizes: Iterable[int], *, per_channe
         share(rows, *shape, MULTIPROCESSORS).tall
         for rows in sizes
         for shape in shapes
-        if takes_batch(rows, *shape, MULTIPROCESSORS, per_channel=per_channel)
+        if fits(rows, *shape, MULTIPROCESSORS)
     }
 
 
-@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("tall", [1, 2, 3])
-def test_the_kernel_compiles_for_hopper(tall: int, channels: bool) -> None:
+def test_the_kernel_compiles_for_hopper(tall: int) -> None:
     types = {
         "x": map_type("fp8e4nv", 64, 128),
         "w": map_type("fp8e4nv", 128, 128),
         "x_scales": map_type("fp32", 1, 64, swizzle=0),
         "out_tiles": map_type("bf16", 64, 128),
-        "x_scale": "*fp32",
         "w_scales": "*fp32",
         "out": "*bf16",
         "sums": "*fp32",
         "counters": "*i32",
     }
-    constants = {"TALL": tall, "STAGES": _STAGES[tall], "CHANNELS": channels, "PDL": True}
+    constants = {"TALL": tall, "STAGES": _STAGES[tall], "PDL": True}
     kernel = compiled(
         _fp8_batch,
         types,
         constants,
         default="i32",
-        aligned=("x_scale", "w_scales", "out", "sums", "counters", "inputs", "outputs"),
+        aligned=("w_scales", "out", "sums", "counters", "inputs", "outputs"),
         options={"num_warps": 4, "maxnreg": _REGISTERS[tall]},
     )
     assert kernel.asm["cubin"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from minisgl.kernels.sampling.random_bits import gumbel_noise, random_bits, row_keys
+from minisgl.kernels.sampling.resample import top_k_top_p_thresholds
 from minisgl.kernels.sampling.sample import sample
-from minisgl.kernels.sampling.top_k_top_p import top_k_top_p_thresholds
 from support.kernels.sampling import sampling_rows
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from minisgl.kernels import one_shot_all_reduce_triton
 from minisgl.kernels.attention import gather_keys_triton, rotary_triton, split_kv_decode_triton
 from minisgl.kernels.experts import gemv_gluon, grouped_gemm_triton, routing_gluon
-from minisgl.kernels.linear import dense_skinny_triton, fp8_dequantize_triton, fp8_gemv_gluon
+from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp8_gemv_gluon
 from minisgl.kernels.pointwise import activation_triton, norm_triton, step_inputs_triton
 from minisgl.kernels.sampling import sample_triton
 from support.kernels.compiled_kernel import compiled
@@ -169,7 +169,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
         ),
         (
-            fp8_dequantize_triton._dequantize_blocks,
+            dequantize_triton._dequantize_blocks,
             {"values": FP8S, "scales": FLOATS, "out": HALVES},
             {"INPUTS": 2048, "BLOCK": 128},
         ),

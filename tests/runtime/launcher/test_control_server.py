@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from minisgl.errors import LauncherError
 from minisgl.launcher.control_server import ControlServer, StatusBoard
-from minisgl.launcher.errors import LauncherError
 from minisgl.wire.status import SECRET_HEADER
 from support.launcher.ports import free_port
 

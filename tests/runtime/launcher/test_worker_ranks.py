@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from minisgl.errors import LauncherError
 from minisgl.launcher import worker_ranks
-from minisgl.launcher.errors import LauncherError
 from minisgl.launcher.process import ProcessSpec
 
 DIES = ProcessSpec(name="rank1", target="minisgl.launcher:nothing", config=None)

@@ -5,7 +5,7 @@ import torch
 
 from minisgl.layers.activation import silu_and_mul
 from minisgl.moe.experts import experts_dense, experts_grouped, experts_one_by_one
-from minisgl.moe.routing import route
+from minisgl.moe.mixture import route
 
 TOKENS, HIDDEN, EXPERTS, INNER, TOP_K = 21, 32, 6, 16, 2
 

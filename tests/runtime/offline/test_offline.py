@@ -16,8 +16,7 @@ import torch
 
 from minisgl import LLM, SamplingParams
 from minisgl.config import ConfigError
-from minisgl.engine.errors import EngineError
-from minisgl.launcher.errors import LauncherError
+from minisgl.errors import EngineError, LauncherError
 from minisgl.offline import OfflineError, Output
 from minisgl.wire.messages import Submit
 from support.frontend.served import RUNTIME, launched_by

@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.grammar.grammars import Grammars
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.answer_grammar import answer_grammar

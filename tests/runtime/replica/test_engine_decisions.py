@@ -16,9 +16,8 @@ from minisgl.replica.epoch import EpochPlan, MemberAddress, member_pod_specs, pl
 from minisgl.replica.failures import count_oom_kills, failure_reason
 from minisgl.replica.messages import PodTopology, RankEnded
 from minisgl.replica.options import EngineOptions, Ports, ReplicaIdentity
-from minisgl.replica.phases import replica_phase
 from minisgl.replica.remote_rank import RemoteRank
-from minisgl.replica.report import short_transport
+from minisgl.replica.report import replica_phase, short_transport
 from minisgl.replica.restart_log import RestartLog
 from minisgl.replica.start_timings import StartTimings, reached_stage
 from minisgl.replica.topology import first_devices, on_same_host

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.errors import TokenizerError
 from minisgl.router import tokenizer_files
 from minisgl.router.tokenizer_files import fetch_files, local_files
-from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from support.cluster.fake_pods import Files
 from support.tiny_tokenizers import byte_level, write_directory

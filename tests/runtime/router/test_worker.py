@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from minisgl.errors import TokenizerError
 from minisgl.grammar.build import build
 from minisgl.parsing.answer_grammar import answer_grammar
 from minisgl.router.config import LocalEngine, TokenizerConfig
 from minisgl.router.worker import ENCODER_BYTES, Worker, run
 from minisgl.tokenizer import answer_constraints
-from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import (

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from minisgl.grammar.errors import GrammarError
+from minisgl.errors import GrammarError
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.constraints import Vocabulary
 from support.constrained import ToyGrammar, ToyGrammars, ToyMatcher

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.scheduler.step_sizes import full_prompt_tokens, padded_tokens
-from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
+from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork, full_prompt_tokens, padded_tokens
 from support.plans import Segment, make_plan
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from minisgl.scheduler.scheduler import BACKLOG_PATIENCE
-from minisgl.scheduler.step_sizes import TILE, StepGraphs
-from minisgl.scheduler.step_times import StepCosts, StepTimes, StepWork
+from minisgl.scheduler.step_times import TILE, StepCosts, StepGraphs, StepTimes, StepWork
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, LEAST_TOKENS, TokenBudget
 from minisgl.wire.plan import StepPlan
 from support.scheduling import VOCAB, Harness

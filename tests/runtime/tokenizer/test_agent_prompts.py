@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minisgl.errors import PromptError
 from minisgl.frontend.openai.bodies import Message
 from minisgl.frontend.openai.chat_messages import parse_messages
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens
-from minisgl.tokenizer.errors import PromptError
 from minisgl.wire.text import ChatMessage, ToolOptions
 from support.frontend.chat_templates import AGENT, CHATML, FAMILIES, LLAMA_TOOLS, MISTRAL, QWEN3, TOOL_FAMILIES
 from support.tiny_tokenizers import byte_level

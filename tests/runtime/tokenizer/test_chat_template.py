@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import PromptError
 from minisgl.tokenizer.chat_template import ChatTemplate
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import SamplingParams

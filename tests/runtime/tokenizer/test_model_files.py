@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from minisgl.config import SchedulerConfig
+from minisgl.errors import TokenizerError
 from minisgl.scheduler.validation import request_from_submit
-from minisgl.tokenizer.errors import TokenizerError
 from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.tokenizer.model_files import GenerationConfig, load_model_files
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit

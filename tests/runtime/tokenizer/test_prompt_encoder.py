@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
+from minisgl.errors import PromptError
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
-from minisgl.tokenizer.errors import PromptError
 from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.tokenizer.model_files import load_model_files
 from minisgl.tokenizer.prompt_encoder import PromptEncoder

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from minisgl.tokenizer.errors import PromptError
+from minisgl.errors import PromptError
 from minisgl.tokenizer.logprobs import EchoLogprobs
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
@@ -48,9 +48,7 @@ EOS = TOKENIZER.token_to_id("<|im_end|>")
 
 
 def generate(request_id: bytes = ID, options: RequestOptions | None = None, **params: Any) -> Generate:
-    return Generate(
-        id=request_id, prompt="Hello", params=SamplingParams(**params), options=options or RequestOptions()
-    )
+    return Generate(id=request_id, prompt="Hello", params=SamplingParams(**params), options=options or RequestOptions())
 
 
 def started(request_id: bytes = ID, session: Session | None = None, **params: Any) -> Session:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.tokenizer.bad_words import token_sequences
+from minisgl.tokenizer.prompt_encoder import token_sequences
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.messages import Abort, Ack, FinishReason, PromptLogprobs, SamplingParams, Submit

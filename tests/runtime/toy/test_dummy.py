@@ -5,7 +5,7 @@ from pathlib import Path
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.models.config import ModelConfig
 from minisgl.tokenizer.model_files import load_model_files
-from minisgl.toy.dummy import write_dummy_checkpoint
+from minisgl.toy.tiny import write_dummy_checkpoint
 
 
 def test_every_id_has_a_text_and_eos_tokens_are_those_of_the_tokenizer(tmp_path: Path) -> None:

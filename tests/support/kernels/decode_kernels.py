@@ -165,7 +165,7 @@ def check_normed_linear(
     plain = F.linear(rms_norm(stream, gain, 1e-6), weight, bias)
     if gated:
         exact, plain = (F.silu(both[:, :outputs]) * both[:, outputs:] for both in (exact, plain))
-    assert dense_skinny_triton.fits_normed(x, weight)
+    assert dense_skinny_triton.fits(x, weight, normed=True)
     with poisoned_outputs():
         ours, our_stream = dense_skinny_triton.normed_linear(
             x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated

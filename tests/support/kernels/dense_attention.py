@@ -15,7 +15,6 @@ from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.paged import PagedAttention
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.kernels.attention.stored_kv import FP8, KVScales, as_stored, put
-from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
 from minisgl.wire.shared_prefixes import SharedPrefix
 
 
@@ -56,9 +55,7 @@ def attention_shape(
     )
 
 
-def small_shape(
-    page_size: int = 16, window: int | None = None, kv_dtype: torch.dtype | None = None
-) -> AttentionShape:
+def small_shape(page_size: int = 16, window: int | None = None, kv_dtype: torch.dtype | None = None) -> AttentionShape:
     """A shape for backends on a CPU, with sequences of up to 256 tokens."""
     return attention_shape(
         query_heads=4,
@@ -187,22 +184,12 @@ class DenseCase:
 
     def run(self, prefill: PrefillBackend, decode: DecodeBackend, cascade: CascadeDecode | None = None) -> torch.Tensor:
         """[T, Hq * D] as the backends give it."""
-        result = self._attend(PagedAttention(self.kv, prefill, decode, cascade), may_quantize=False)
-        assert isinstance(result, torch.Tensor)
-        return result
-
-    def run_quantized(self, prefill: PrefillBackend, decode: DecodeBackend) -> Fp8Rows:
-        """[T, Hq * D] of a backend that can give it in FP8."""
-        result = self._attend(PagedAttention(self.kv, prefill, decode), may_quantize=True)
-        assert isinstance(result, Fp8Rows)
-        return result
-
-    def _attend(self, attention: PagedAttention, *, may_quantize: bool) -> torch.Tensor | Fp8Rows:
+        attention = PagedAttention(self.kv, prefill, decode, cascade)
         attention.prepare(self.batch)
         attention.begin(self.batch, self.locations)
         no_turn = torch.zeros(len(self.q), self.shape.head_dim, device=self.shape.device)
         no_turn[:, : self.shape.head_dim // 2] = 1.0
-        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn), may_quantize=may_quantize)
+        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn))
 
     def expected(self) -> torch.Tensor:
         """[T, Hq * D] float64 on the CPU."""

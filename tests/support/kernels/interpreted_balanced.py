@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from minisgl.kernels.attention.stored_kv import FP8
-from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, dequantize_rows, new_fp8_rows
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
@@ -35,8 +34,6 @@ class Case:
     spans: int = 5
     window: int | None = None
     fp8: bool = False
-    quantized: bool = False
-    """The result is in FP8."""
     late: bool = True
     """Copies arrive when they are waited for; False: as soon as they are begun."""
 
@@ -71,8 +68,6 @@ CASES = {
     "FP8": Case(MANY, fp8=True, group=5, spans=7),
     "FP8, wide heads": Case((140, 150, 129), fp8=True, head_dim=128, stages=6),
     "FP8, a window": Case(MANY, fp8=True, window=70, spans=7),
-    "a quantized result": Case((140, 150, 0, 1, 300), quantized=True, group=5, head_dim=128),
-    "a quantized result of FP8": Case((140, 150, 0, 1, 300), quantized=True, fp8=True, head_dim=128, stages=6),
 }
 
 
@@ -190,8 +185,7 @@ class _Language:
     def convert_layout(self, value: torch.Tensor, layout: object) -> torch.Tensor:
         return value
 
-    exp2, log2, abs = staticmethod(torch.exp2), staticmethod(torch.log2), staticmethod(torch.abs)
-    div_rn, full_like = staticmethod(torch.div), staticmethod(torch.full_like)
+    exp2, log2 = staticmethod(torch.exp2), staticmethod(torch.log2)
 
     def thread_barrier(self) -> None: ...
 
@@ -277,9 +271,8 @@ def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, l
             names["start_next"] = names["wait_for_previous"] = lambda PDL: None
             names["mma_v2"] = lambda x, y, total: (x.double() @ y.double()).float() + total
             names["_halves"] = _halves
-            for constant in ("_QUERY_SHRINK", "_E4M3_MAX", "_SMALLEST"):
-                names[constant] = getattr(module, constant).value
-            for helper in ("_copy", "_add", "_store", "_store_result"):
+            names["_QUERY_SHRINK"] = module._QUERY_SHRINK.value
+            for helper in ("_copy", "_add", "_store"):
                 names[helper] = types.FunctionType(getattr(module, helper).fn.__code__, names)
             types.FunctionType(kernel.fn.__code__, names)(**arguments)
 
@@ -317,17 +310,13 @@ def largest_error(case: Case) -> float:
         matrix = pool[0].flatten(0, 1).flatten(1)
         matrix = matrix.view(torch.int16) if case.fp8 else matrix
         pools.append(_Tiles(matrix, case.block, case.head_dim // (1 + case.fp8)))
-    quantized = new_fp8_rows(rows, dense.q[0].numel(), dense.q.device)
-    quantized.scales.fill_(math.nan)
-    result, scales = (quantized.values, quantized.scales) if case.quantized else (out, parts)
-    pointers = dict(q=dense.q, lengths=lengths, parts=parts, sums=parts[..., 0].clone(), arrivals=arrivals)
-    pointers |= dict(result=result, result_scales=scales)
+    pointers = dict(q=dense.q, lengths=lengths, parts=parts, sums=parts[..., 0].clone(), arrivals=arrivals, result=out)
     arguments: dict[str, Any] = dict(zip(("keys", "values"), pools, strict=True)) | {
         name: _Pointer(memory) for name, memory in (pointers | spans._asdict()).items()
     }
     scale = case.head_dim**-0.5 * math.log2(math.e) * dense.scales.key
     arguments |= dict(rows=rows, scale=scale * (module._QUERY_SHRINK.value if case.fp8 else 1), PDL=False)
-    arguments |= dict(value_scale=dense.scales.value, scale_rows=quantized.scales.shape[1], QUANTIZED=case.quantized)
+    arguments |= dict(value_scale=dense.scales.value)
     arguments |= dict(KV_HEADS=kv_heads, GROUP=case.group, STAGES=case.stages)
     arguments |= dict(WINDOW=case.window or 0)
     _run(_attend, (kv_heads, case.spans), arguments, late=case.late)
@@ -335,15 +324,7 @@ def largest_error(case: Case) -> float:
         return -1.0
     expected = dense.expected()
     expected[lengths == 0] = 0.0
-    if case.quantized:
-        out = dequantize_rows(quantized)
-        scales = expected.unflatten(1, (-1, BLOCK)).abs().amax(2).T / E4M3_MAX
-        assert torch.allclose(quantized.scales[:, :rows].double(), scales, rtol=1e-2, atol=1e-8)
-    error_of = (out.flatten(1).double() - expected).abs()
-    if case.quantized:
-        # FP8 has four significant bits.
-        error_of = (error_of - expected.abs() / 16).clamp(min=0.0)
-    error = float(error_of.max())
+    error = float((out.flatten(1).double() - expected).abs().max())
     return error if math.isfinite(error) else -1.0
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from minisgl.kernels.attention.gather_keys import gather_keys, locate_keys
-from minisgl.kernels.attention.key_rows import GUARD
-from minisgl.kernels.attention.stored_kv import FP8, as_stored
+from minisgl.kernels.attention.stored_kv import FP8, GUARD, as_stored
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 

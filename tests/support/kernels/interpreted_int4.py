@@ -16,7 +16,7 @@ from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
 def agrees(group: int) -> bool:
-    from minisgl.kernels.linear.int4_dequantize_triton import dequantize_words_cuda
+    from minisgl.kernels.linear.dequantize_triton import dequantize_words_cuda
 
     numbers = torch.randint(0, 16, (256, 384), dtype=torch.int32)
     zeros = torch.randint(0, 16, (256, 384 // group), dtype=torch.int32)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minisgl.engine.logprobs import report
+from minisgl.engine.sampler import report
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 from support.kernels.resampling import Row, expected_tokens, flat, make_batch, peaked
 

@@ -17,16 +17,7 @@ class SequenceAttention:
         self._lengths = list(lengths)
         self._layers = [layer.attention for layer in layers]
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        rotation: Rotation,
-        *,
-        may_quantize: bool = False,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         of = self._layers[layer]
         q, k = rotation.apply(q, k)
         outputs = []

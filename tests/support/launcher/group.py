@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from minisgl import logging as log
-from minisgl.launcher.errors import LauncherError
+from minisgl.errors import LauncherError
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec
 from minisgl.launcher.restarts import Limits

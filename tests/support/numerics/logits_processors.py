@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from minisgl.config import EngineConfig
 from minisgl.engine.interface import Engine
+from minisgl.kernels.sampling.resample import top_k_top_p_thresholds
 from minisgl.kernels.sampling.sample import sample
-from minisgl.kernels.sampling.top_k_top_p import top_k_top_p_thresholds
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config

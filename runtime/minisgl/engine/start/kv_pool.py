@@ -11,7 +11,7 @@ import torch
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import PagedKV
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.errors import EngineError
+from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import KVScales
 
 _CPU_SHARE: Final = 0.25

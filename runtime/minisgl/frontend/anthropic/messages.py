@@ -11,8 +11,7 @@ from minisgl.frontend.anthropic.bodies import Block, CountTokensBody, ResultBloc
 from minisgl.frontend.anthropic.context_edits import cleared_messages
 from minisgl.frontend.generation.media import media_note
 from minisgl.frontend.generation.sealed_reasoning import unseal
-from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
-from minisgl.frontend.server.json_values import check_fits
+from minisgl.frontend.server.json_body import check_fits, invalid, missing, truncate, unsupported
 from minisgl.wire.text import ChatMessage
 
 _BILLING: Final = "x-anthropic-billing-header:"

@@ -26,15 +26,14 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconnected, NotTaken
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
-from minisgl.frontend.generation.prompt_length import check_prompt_lengths
-from minisgl.frontend.generation.request import GenerationRequest, deadline_ms, generate_messages
+from minisgl.frontend.generation.request import GenerationRequest, check_prompt_lengths, deadline_ms, generate_messages
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
 from minisgl.frontend.generation.sampling import outside_vocabulary
 from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.held_requests import Held
 from minisgl.frontend.server.json_body import read_json_body
-from minisgl.frontend.server.load_header import load_header
+from minisgl.frontend.server.metrics_page import load_header
 from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.response_stream import Delta, ResponseStream
 from minisgl.frontend.server.unknown_fields import ignored_params

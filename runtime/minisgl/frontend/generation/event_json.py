@@ -18,3 +18,12 @@ def event_json(value: Any) -> bytes:
         for separator, escaped in _SEPARATORS:
             data = data.replace(separator, escaped)
     return data
+
+
+LOWEST: Final = -9999.0
+"""Stands for minus infinity, which JSON does not have, as in OpenAI's API: a token that cannot be sampled."""
+
+
+def finite(logprob: float | None) -> float | None:
+    """Return the value, at least LOWEST; None for the first token of a prompt, which has none."""
+    return None if logprob is None else max(logprob, LOWEST)

@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from minisgl.frontend.server.json_body import invalid, missing
-from minisgl.frontend.server.json_values import check_fits, fits_message
+from minisgl.frontend.server.json_body import check_fits, fits_message, invalid, missing
 
 MAX_FUNCTIONS: Final = 128
 MAX_DEFINITION_BYTES: Final = 256 << 10

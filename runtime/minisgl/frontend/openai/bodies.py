@@ -15,8 +15,7 @@ from minisgl.frontend.generation.constraints import AnyFormat, Choices, SchemaOr
 from minisgl.frontend.generation.functions import MAX_FUNCTIONS
 from minisgl.frontend.generation.prompts import MAX_PROMPTS
 from minisgl.frontend.generation.sampling import Count, CountOrZero, N, SamplingFields, Seed, TokenId, TopLogprobs
-from minisgl.frontend.generation.template_variables import RESERVED
-from minisgl.frontend.generation.thinking import EFFORTS
+from minisgl.frontend.generation.template_variables import EFFORTS, RESERVED
 from minisgl.frontend.generation.unsupported import (
     NO_BEAMS,
     NO_LORA,

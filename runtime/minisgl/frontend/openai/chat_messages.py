@@ -10,8 +10,7 @@ from minisgl.frontend.generation.functions import call_arguments
 from minisgl.frontend.generation.media import media_note
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.bodies import CUSTOM_ROLE, ROLES, ContentPart, Message, ToolCall
-from minisgl.frontend.server.json_body import invalid, truncate, unsupported
-from minisgl.frontend.server.json_values import check_fits
+from minisgl.frontend.server.json_body import check_fits, invalid, truncate, unsupported
 from minisgl.wire.text import ChatMessage, Role
 
 _custom_role: Final = re.compile(CUSTOM_ROLE)

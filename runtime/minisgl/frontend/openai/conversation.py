@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from minisgl.frontend.generation.template_variables import template_variables
-from minisgl.frontend.generation.thinking import parse_thinking
+from minisgl.frontend.generation.template_variables import parse_thinking, template_variables
 from minisgl.frontend.openai.bodies import ChatFields, Message, TokenizeBody
 from minisgl.frontend.openai.chat_messages import check_continuable, parse_messages
-from minisgl.frontend.server.json_body import invalid
-from minisgl.frontend.server.json_values import check_fits
+from minisgl.frontend.server.json_body import check_fits, invalid
 from minisgl.wire.text import ChatMessage, Rendering
 
 

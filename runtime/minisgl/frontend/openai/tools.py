@@ -9,8 +9,7 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.functions import FUNCTION_NAME, function_definition
-from minisgl.frontend.server.json_body import invalid, missing, truncate, unsupported
-from minisgl.frontend.server.json_values import check_fits
+from minisgl.frontend.server.json_body import check_fits, invalid, missing, truncate, unsupported
 from minisgl.wire.text import ToolOptions
 
 TOOL_SCHEMA: Final[dict[str, Any]] = {

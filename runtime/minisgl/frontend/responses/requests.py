@@ -9,8 +9,7 @@ import msgspec
 from minisgl.frontend.generation.constraints import Constraint, constraint_of
 from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.request import GenerationRequest
-from minisgl.frontend.generation.template_variables import template_variables
-from minisgl.frontend.generation.thinking import parse_thinking
+from minisgl.frontend.generation.template_variables import parse_thinking, template_variables
 from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.extra_fields import extra_options, extra_params, reject_chat_fields
 from minisgl.frontend.responses.bodies import (

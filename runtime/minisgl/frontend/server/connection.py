@@ -8,6 +8,8 @@ send ahead. It answers broken HTTP with an error in the format of the API, and g
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
 
@@ -16,9 +18,38 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.client_connection import ClientConnection, extension
-from minisgl.frontend.server.open_files import OpenFiles
 from minisgl.frontend.server.request_record import new_record
 from minisgl.frontend.server.request_tracker import RequestTracker
+
+logger = logging.getLogger(__name__)
+
+_NEAR: Final = 0.9
+"""Share of the limit from which a warning is logged."""
+_FAR: Final = 0.8
+"""Share of the limit below which the next warning may follow."""
+
+
+class OpenFiles:
+    """Limit of open files of this process. The event loop closes connections for want of descriptors without a word, so
+    nothing but the warning here would show why clients cannot connect."""
+
+    def __init__(self) -> None:
+        self._limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._has_warned = False
+
+    def watch(self, descriptor: int) -> None:
+        """Look at the descriptor of a new connection. The kernel gives the lowest free number, so nearly all are in use
+        when it is near the limit."""
+        if descriptor >= _NEAR * self._limit and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "%d of at most %d files are open, most of them connections; beyond the limit new connections are "
+                "closed: raise the hard limit of open files (ulimit -Hn, LimitNOFILE=), or limit the clients",
+                *(descriptor + 1, self._limit),
+            )
+        elif descriptor < _FAR * self._limit:
+            self._has_warned = False
+
 
 MAX_HEADER_BYTES: Final = 32 << 10
 HEADER_SECONDS: Final = 10.0

@@ -11,9 +11,8 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from minisgl.frontend.server.connection import Connection
+from minisgl.frontend.server.connection import Connection, OpenFiles
 from minisgl.frontend.server.listeners import BACKLOG
-from minisgl.frontend.server.open_files import OpenFiles
 from minisgl.frontend.server.request_tracker import RequestTracker
 
 KEEP_ALIVE_SECONDS: Final = 125

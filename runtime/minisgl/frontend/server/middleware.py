@@ -19,10 +19,9 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
 from minisgl.frontend.server.client_connection import client_connection
 from minisgl.frontend.server.error_body import ANTHROPIC_PATH
-from minisgl.frontend.server.request_record import attach_record, new_record, record_of
+from minisgl.frontend.server.request_record import RoutePaths, attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
-from minisgl.frontend.server.route_paths import RoutePaths
 from minisgl.frontend.server.web_origins import without_foreign_pages
 from minisgl.frontend.server.web_pages import WEB_PAGES
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.routing import Route
 from starlette.types import Scope
 
 from minisgl.frontend.server.client_connection import ClientConnection
@@ -117,3 +119,27 @@ def find_record(scope: Scope) -> RequestRecord | None:
     """Return the record of a request to any port; only the API's port keeps them."""
     record: RequestRecord | None = scope.get(_KEY)
     return record
+
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that are told apart where no route has them."""
+
+
+class RoutePaths:
+    """Labels of requests in metrics. A series is kept for each, however many paths and methods clients invent."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        """A path with a parameter ends with it, as in /v1/models/{name:path}."""
+        self._methods = {route.path: frozenset(route.methods or _METHODS) for route in routes}
+        self._beginnings = tuple((path.partition("{")[0], path) for path in self._methods if "{" in path)
+
+    def match(self, path: str, method: str) -> tuple[str, str]:
+        """Return the path of the route, with the name of its parameter, or NO_ROUTE; and the method, or OTHER_METHOD
+        if the route does not have it."""
+        route = self._route_of(path)
+        return route, method if method in self._methods.get(route, _METHODS) else OTHER_METHOD
+
+    def _route_of(self, path: str) -> str:
+        if path in self._methods and "{" not in path:
+            return path
+        return next((route for beginning, route in self._beginnings if path.startswith(beginning)), NO_ROUTE)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from minisgl.grammar.schema.disjoint import with_any_of
-from minisgl.grammar.schema.errors import too_complex, unsupported
 from minisgl.grammar.schema.keys import close_objects
-from minisgl.grammar.schema.limits import MAX_BYTES, MAX_OPTIONAL
 from minisgl.grammar.schema.places import optional_at_once
 from minisgl.grammar.schema.productive import circular, endless
 from minisgl.grammar.schema.reader import Reader, Schema
+from minisgl.grammar.schema.refusals import MAX_BYTES, MAX_OPTIONAL, too_complex, unsupported
 
 
 class ExactSchema(msgspec.Struct, frozen=True):

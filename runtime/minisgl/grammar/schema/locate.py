@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from minisgl.grammar.schema.errors import Path
 from minisgl.grammar.schema.exact import ExactSchema
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.schema.refusals import Path
 
 _SECONDS: Final = 0.3
 _INNER: Final = re.compile(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.schema.limits import MAX_PATTERN
+from minisgl.errors import GrammarError
+from minisgl.grammar.schema.refusals import MAX_PATTERN
 from minisgl.grammar.schema.values import is_writable
 
 _NARROW: Final = {

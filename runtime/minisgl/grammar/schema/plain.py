@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minisgl.grammar.schema.disjoint import type_of
-from minisgl.grammar.schema.limits import EXACT_INTEGER
 from minisgl.grammar.schema.reader import Schema
+from minisgl.grammar.schema.refusals import EXACT_INTEGER
 
 _KEYWORDS: Final = frozenset(
     {

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final, ParamSpec
 
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.schema.errors import Path, pointer, too_complex, unsupported
+from minisgl.errors import GrammarError
 from minisgl.grammar.schema.formats import LIBRARY, PATTERNS, UNSUPPORTED
-from minisgl.grammar.schema.limits import (
+from minisgl.grammar.schema.patterns import translate
+from minisgl.grammar.schema.refusals import (
     EXACT_INTEGER,
     MAX_DEPTH,
     MAX_ENUM,
@@ -19,8 +19,11 @@ from minisgl.grammar.schema.limits import (
     MAX_NODES,
     MAX_PATTERN_PROPERTIES,
     MAX_PROPERTIES,
+    Path,
+    pointer,
+    too_complex,
+    unsupported,
 )
-from minisgl.grammar.schema.patterns import translate
 from minisgl.grammar.schema.values import (
     at_least,
     at_most,

@@ -6,8 +6,15 @@ import sys
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final
 
-from minisgl.grammar.schema.errors import Path, too_complex, unsupported
-from minisgl.grammar.schema.limits import EXACT_INTEGER, MAX_DEPTH, MAX_DIVISOR, MAX_LENGTH
+from minisgl.grammar.schema.refusals import (
+    EXACT_INTEGER,
+    MAX_DEPTH,
+    MAX_DIVISOR,
+    MAX_LENGTH,
+    Path,
+    too_complex,
+    unsupported,
+)
 
 _DIGITS: Final = 15
 """Decimal digits that every double keeps."""

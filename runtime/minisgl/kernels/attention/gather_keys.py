@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.kernels.attention.key_rows import GUARD, KeyRows
-from minisgl.kernels.attention.stored_kv import take
+from minisgl.kernels.attention.stored_kv import GUARD, KeyRows, take
 
 
 def locate_keys(

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from minisgl.hopper import MULTIPROCESSORS
-from minisgl.kernels.attention.key_rows import GUARD, KeyRows
+from minisgl.kernels.attention.stored_kv import GUARD, KeyRows
 
 _BLOCK = 256
 _MOST_BLOCKS = 64

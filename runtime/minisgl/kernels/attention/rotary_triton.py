@@ -9,8 +9,17 @@ import triton.language as tl
 
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
-from minisgl.kernels.attention.stored_kv_triton import as_stored
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
+
+
+@triton.jit
+def as_stored(x, inverse_scale, pool):
+    """`x` as the memory behind the pointers `pool` stores it, see `stored_kv.as_stored`."""
+    dtype: tl.constexpr = pool.dtype.element_ty
+    if dtype == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x.to(tl.float32) * inverse_scale, -448.0), 448.0)
+    return x.to(dtype)
+
 
 _MOST_HEADS = 8
 

@@ -14,10 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.attention.rotary_triton import turned
+from minisgl.kernels.attention.rotary_triton import as_stored, turned
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.kernels.attention.stored_kv import UNSCALED, KVScales
-from minisgl.kernels.attention.stored_kv_triton import as_stored
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 SPLITS = 32

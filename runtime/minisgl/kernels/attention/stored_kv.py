@@ -1,4 +1,5 @@
-"""Keys and values as the KV pool stores them: in the type of the model, or in FP8 with one scale per layer."""
+"""Keys and values as the KV pool stores them: in the type of the model, or in FP8 with one scale per layer;
+and places of the keys of segments there."""
 
 from __future__ import annotations
 
@@ -42,3 +43,17 @@ def take(pool: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Te
 def _bytes(x: torch.Tensor) -> torch.Tensor:
     """`x`, with FP8 as bytes: torch indexes FP8 only on some devices."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
+
+
+GUARD: Final = 256
+"""Rows of zeros behind the last key. Attention kernels read whole tiles, and a weight of 0 does not remove a value that
+is not finite."""
+
+
+class KeyRows(NamedTuple):
+    """Places of the keys of P segments, the same in all layers."""
+
+    offsets: torch.Tensor
+    """[P + 1] int32: offset of each segment among all keys."""
+    rows: torch.Tensor
+    """[at least keys + GUARD] int32: row of the flattened pool for each key; −1 in the guard, undefined behind it."""

@@ -19,8 +19,6 @@ query heads per KV head.
 A pool in FP8 is read as pairs of neighbouring numbers, which are 16 bits wide like the elements of other pools: only
 those can be transposed on their way from shared memory. Both halves of the pairs are converted in registers, to
 float16, which holds all FP8 numbers, and multiplied separately: numbers at even and at odd columns of a head.
-
-Heads of 128 can be written in FP8 for the product behind the attention: they are the blocks that share a scale there.
 """
 
 from typing import Final, NamedTuple
@@ -36,15 +34,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
-from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, SMALLEST
 
 MAX_GROUP: Final = 16
 """Query heads per KV head. Up to 8 fill the columns of one tensor-core product, more those of two."""
 _CHUNK: Final = 128
 _QUERY_SHRINK = gl.constexpr(16)
 """Queries are divided by it beside a pool in FP8, which keeps large ones inside float16."""
-_E4M3_MAX = gl.constexpr(E4M3_MAX)
-_SMALLEST = gl.constexpr(SMALLEST)
 
 
 class Settings(NamedTuple):
@@ -156,33 +151,11 @@ def _store(pointers, out, odd, own, PAIRS: gl.constexpr):
         gl.store(pointers + 1, odd.to(pointers.dtype.element_ty), own)
 
 
-@gluon.jit
-def _store_result(
-    result, out, odd, own, scales, own_scales, dtype: gl.constexpr, PAIRS: gl.constexpr, QUANTIZED: gl.constexpr
-):  # fmt: skip
-    """Store a row's heads; QUANTIZED in FP8 with a scale each, of what would be stored in `dtype`. Scales are rounded
-    as torch does."""
-    if QUANTIZED:
-        out = out.to(dtype).to(gl.float32)
-        largest = gl.max(gl.abs(out), 0)
-        if PAIRS:
-            odd = odd.to(dtype).to(gl.float32)
-            largest = gl.maximum(largest, gl.max(gl.abs(odd), 0))
-        largest = gl.maximum(largest, _SMALLEST)
-        limit = gl.full_like(largest, _E4M3_MAX)
-        inverse = gl.div_rn(limit, largest)[None, :]
-        out, odd = out * inverse, odd * inverse
-        gl.store(scales, gl.div_rn(largest, limit), own_scales)
-    _store(result, out, odd, own, PAIRS)
-
-
-@gluon.jit(do_not_specialize=["rows", "scale_rows"], do_not_specialize_on_alignment=["lengths"])
+@gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
 def _attend(
-    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, result_scales, rows, scale_rows,
-    scale, value_scale, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    QUANTIZED: gl.constexpr, PDL: gl.constexpr,
+    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale, value_scale,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """QUANTIZED: the result is in FP8, with `result_scales` [heads, scale_rows]; otherwise there are none."""
     BLOCK: gl.constexpr = keys.block_type.shape[0]
     COLUMNS: gl.constexpr = keys.block_type.shape[1]
     PAIRS: gl.constexpr = keys.dtype == gl.int16
@@ -334,18 +307,10 @@ def _attend(
                         odd = odd * kept + part_of * added
                 normal = (1.0 / gl.where(total > 0, total, 1.0))[None, :]
                 place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
-                scale_of = result_scales + (kv_head * GROUP + vector) * scale_rows + row
-                _store_result(
-                    place_of, out * normal, odd * normal, own, scale_of, vector < GROUP, q.dtype.element_ty, PAIRS,
-                    QUANTIZED,
-                )  # fmt: skip
+                _store(place_of, out * normal, odd * normal, own, PAIRS)
                 gl.store(arrivals + row * KV_HEADS + kv_head, 0)
         else:
-            place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
-            scale_of = result_scales + (kv_head * GROUP + vector) * scale_rows + row
-            _store_result(
-                place_of, out, odd, own, scale_of, vector < GROUP, q.dtype.element_ty, PAIRS, QUANTIZED
-            )  # fmt: skip
+            _store(result + (head + vector)[None, :] * HEAD_DIM + column[:, None], out, odd, own, PAIRS)
 
 
 def cut_spans(
@@ -380,14 +345,13 @@ def balanced_decode(
     arrivals: torch.Tensor,
     out: torch.Tensor,
     *,
-    out_scales: torch.Tensor | None = None,
     scale: float,
     scales: KVScales,
     settings: Settings,
     window: int | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, or to the last `window` of
-    them, into `out` like it. With `out_scales` and heads of 128: into the values and scales of `Fp8Rows` [R, Hq × D].
+    them, into `out` like it.
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
     stored before the step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`.
@@ -397,18 +361,14 @@ def balanced_decode(
     rows, heads, _ = q.shape
     kv_heads = keys.shape[2]
     group = heads // kv_heads
-    assert q.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
-    quantized = out_scales is not None
-    out_scales = sums if out_scales is None else out_scales
-    assert out.is_contiguous() and (not quantized or q.shape[2] == BLOCK)
+    assert q.is_contiguous() and out.is_contiguous() and group <= MAX_GROUP and rows <= len(arrivals)
     scale *= scales.key
     if keys.dtype == FP8:
         scale *= _QUERY_SHRINK.value
     _attend[(kv_heads, len(parts) // 2)](
         _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals,
-        out, out_scales, rows, out_scales.shape[1] if quantized else 0, scale, scales.value,
-        KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0, QUANTIZED=quantized, num_warps=1,
-        **dependent_launch(q.device),
+        out, rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0,
+        num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minisgl.kernels.build.errors import KernelBuildError
+from minisgl.errors import KernelBuildError
 from minisgl.kernels.compile.flashinfer_kernels import FlashInferKernel
 from minisgl.kernels.compile.flashinfer_setup import ARCHITECTURE_FILE, architecture_of
 

@@ -33,7 +33,7 @@ from triton.runtime import build as c_modules
 from triton.runtime.driver import driver
 
 from minisgl import hopper
-from minisgl.kernels.build.errors import KernelBuildError
+from minisgl.errors import KernelBuildError
 from minisgl.kernels.compile.triton_cache import SUBFOLDER
 
 _MULTIPROCESSORS: Final = {9: hopper.MULTIPROCESSORS}

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
-from minisgl.kernels.linear.int4_dequantize_triton import load_piece
+from minisgl.kernels.linear.dequantize_triton import load_piece
 from minisgl.kernels.linear.int4_packed import INPUTS as INT4_INPUTS
 from minisgl.kernels.linear.int4_packed import OUTPUTS as INT4_OUTPUTS
 from minisgl.kernels.linear.int4_packed import WORD, groups_in_piece

@@ -169,8 +169,13 @@ def _matrix(
     tl.store(out + m[None, :] * outputs + n[:, None], total.to(out.dtype.element_ty), mask)
 
 
-def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `skinny_linear` supports this product."""
+def fits(x: torch.Tensor, weight: torch.Tensor, *, in_registers: bool = False, normed: bool = False) -> bool:
+    """Whether `skinny_linear` supports this product and, if asked, computes it without tensor cores, or `normed_linear`
+    supports it."""
+    if normed and (len(x) > 1 or weight.shape[1] > _NORMED_INPUTS):
+        return False
+    if in_registers and not _in_registers(len(x), *weight.shape):
+        return False
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < len(x) <= MAX_ROWS
@@ -181,19 +186,9 @@ def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def fits_registers(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `skinny_linear` supports this product and computes it without tensor cores."""
-    return fits(x, weight) and _in_registers(len(x), *weight.shape)
-
-
 def _in_registers(rows: int, outputs: int, inputs: int) -> bool:
     few_outputs = outputs <= _FEW_OUTPUTS and inputs <= _FEW_OUTPUTS_INPUTS
     return rows == 1 or (rows <= _VECTOR_ROWS and outputs <= _VECTOR_OUTPUTS) or few_outputs
-
-
-def fits_normed(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `normed_linear` supports this product."""
-    return len(x) == 1 and weight.shape[1] <= _NORMED_INPUTS and fits(x, weight)
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -211,7 +211,7 @@ def row_tile(outputs: int, inputs: int, *, gated: bool) -> RowTile:
     return RowTile(each, _VECTOR, warps, _LONG_PROGRAMS if long else _PROGRAMS, None if long else _REGISTERS)
 
 
-def fits_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the products of this file support `x` [T, K] and FP8 `weight` [N, K]."""
     return (
         x.dim() == 2

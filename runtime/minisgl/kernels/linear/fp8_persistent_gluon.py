@@ -1,5 +1,4 @@
-"""x W^T in FP8 on Hopper for many rows, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights,
-or per row and per output.
+"""x W^T in FP8 on Hopper for many rows, with a scale per 128 inputs of a row of x and per block of 128 × 128 weights.
 
 One program per multiprocessor computes tile after tile. One warp copies blocks of 128 inputs ahead. Groups of four
 warps multiply 64 rows × 128 outputs each: two the halves of a tile of 128 × 128 or, up to 64 rows, of 64 × 256, or
@@ -50,8 +49,6 @@ _PART_BLOCKS = 12
 _BLOCK_TIME = {1: 1.9, 2: 1.15, 3: 1.55}
 """Time of a block in relation to one of 128 × 128 in cuBLAS, by groups of 64 rows in a tile. In cuBLAS several programs
 receive the same rows or weights together."""
-_CHANNELS_TIME = 0.9
-"""The same of torch's kernel for a scale per row and output, which leaves sums to the tensor cores."""
 _MOST_CELLS = 3
 """Most products of 64 rows × 128 outputs in a tile."""
 _REGISTERS = {1: 168, 2: 168, 3: 128}
@@ -103,13 +100,13 @@ def _first_row(m, half, rows, TALL: gl.constexpr):
 
 
 @gluon.jit
-def _copy_blocks(memory, rings, work, rows, TALL: gl.constexpr, STAGES: gl.constexpr, CHANNELS: gl.constexpr):
+def _copy_blocks(memory, rings, work, rows, TALL: gl.constexpr, STAGES: gl.constexpr):
     """Copy the blocks of all units of this program. The weights of the first ones are on their way already."""
     x, w, x_scales = memory
     x_ring, w_ring, scale_ring, arrived, free = rings
     row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks = work
     WIDE: gl.constexpr = 2 if TALL == 1 else 1
-    BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + (0 if CHANNELS else 4)) + WIDE * _BLOCK * _BLOCK
+    BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + 4) + WIDE * _BLOCK * _BLOCK
     count = 0
     for unit in range(gl.program_id(0), _units(whole, parts), gl.num_programs(0)):
         m, n, begin, turns = _place(unit, row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
@@ -128,11 +125,8 @@ def _copy_blocks(memory, rings, work, rows, TALL: gl.constexpr, STAGES: gl.const
             for i in gl.static_range(TALL):
                 row = _first_row(m, i, rows, TALL)
                 tma.async_copy_global_to_shared(x, [row, k], arrived.index(slot), x_ring.index(TALL * slot + i))
-                if not CHANNELS:
-                    place = [begin + block, row]
-                    tma.async_copy_global_to_shared(
-                        x_scales, place, arrived.index(slot), scale_ring.index(TALL * slot + i)
-                    )
+                place = [begin + block, row]
+                tma.async_copy_global_to_shared(x_scales, place, arrived.index(slot), scale_ring.index(TALL * slot + i))
             count += 1
 
 
@@ -151,21 +145,16 @@ def _multiply(rings, count, zero, CELL: gl.constexpr, TALL: gl.constexpr, STAGES
 @gluon.jit
 def _add(
     total, part, factor, rings, count, OTHERS: gl.constexpr, CELL: gl.constexpr, TALL: gl.constexpr,
-    STAGES: gl.constexpr, CHANNELS: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """Wait for a product, while OTHERS may go on, and add it."""
     _, _, scale_ring, _, free = rings
     slot = count % STAGES
-    if CHANNELS:
-        part = warpgroup_mma_wait(OTHERS, deps=[part])
-        mbarrier.arrive(free.index(slot))
-        total += part
-    else:
-        scales = scale_ring.index(TALL * slot + (CELL if TALL > 1 else 0))
-        of_rows = scales.permute((1, 0)).load(total.type.layout) * factor
-        part = warpgroup_mma_wait(OTHERS, deps=[part])
-        mbarrier.arrive(free.index(slot))
-        total += part * of_rows
+    scales = scale_ring.index(TALL * slot + (CELL if TALL > 1 else 0))
+    of_rows = scales.permute((1, 0)).load(total.type.layout) * factor
+    part = warpgroup_mma_wait(OTHERS, deps=[part])
+    mbarrier.arrive(free.index(slot))
+    total += part * of_rows
     # Else the compiler adds products later, while others are under way, and has too few registers for all.
     return warpgroup_mma_wait(OTHERS, deps=[total])
 
@@ -198,20 +187,11 @@ def _add_parts(sums, counter, out, unit, row, column, splits, rows, outputs, CEL
 
 
 @gluon.jit
-def _factor(w_scales, place, CHANNELS: gl.constexpr):
-    """Scale of a block of weights; with CHANNELS products are scaled when all of them are added up."""
-    if CHANNELS:
-        return 1.0
-    return gl.load(w_scales + place)
-
-
-@gluon.jit
 def _multiply_units(
     CELL: gl.constexpr, memory, rings, work, rows, outputs, TALL: gl.constexpr, STAGES: gl.constexpr,
-    CHANNELS: gl.constexpr,
 ):  # fmt: skip
     """Compute a cell of each unit of this program: 64 rows × 128 outputs."""
-    x_scale, w_scales, out, out_tiles, staging, sums, counters = memory
+    w_scales, out, out_tiles, staging, sums, counters = memory
     row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks = work
     WIDE: gl.constexpr = 2 if TALL == 1 else 1
     CELLS: gl.constexpr = TALL * WIDE
@@ -232,30 +212,27 @@ def _multiply_units(
             if CELLS == 2:
                 for turn in range(turns):
                     k = begin + turn * _TOGETHER
-                    factor0 = _factor(scales, k, CHANNELS)
-                    factor1 = _factor(scales, gl.minimum(k + 1, last), CHANNELS)
-                    factor2 = _factor(scales, gl.minimum(k + 2, last), CHANNELS)
-                    factor3 = _factor(scales, gl.minimum(k + 3, last), CHANNELS)
+                    factor0 = gl.load(scales + k)
+                    factor1 = gl.load(scales + gl.minimum(k + 1, last))
+                    factor2 = gl.load(scales + gl.minimum(k + 2, last))
+                    factor3 = gl.load(scales + gl.minimum(k + 3, last))
                     part0 = _multiply(rings, count, zero, CELL, TALL, STAGES)
                     part1 = _multiply(rings, count + 1, zero, CELL, TALL, STAGES)
-                    total = _add(total, part0, factor0, rings, count, 1, CELL, TALL, STAGES, CHANNELS)
+                    total = _add(total, part0, factor0, rings, count, 1, CELL, TALL, STAGES)
                     part2 = _multiply(rings, count + 2, zero, CELL, TALL, STAGES)
-                    total = _add(total, part1, factor1, rings, count + 1, 1, CELL, TALL, STAGES, CHANNELS)
+                    total = _add(total, part1, factor1, rings, count + 1, 1, CELL, TALL, STAGES)
                     part3 = _multiply(rings, count + 3, zero, CELL, TALL, STAGES)
-                    total = _add(total, part2, factor2, rings, count + 2, 1, CELL, TALL, STAGES, CHANNELS)
-                    total = _add(total, part3, factor3, rings, count + 3, 0, CELL, TALL, STAGES, CHANNELS)
+                    total = _add(total, part2, factor2, rings, count + 2, 1, CELL, TALL, STAGES)
+                    total = _add(total, part3, factor3, rings, count + 3, 0, CELL, TALL, STAGES)
                     count += _TOGETHER
             else:
                 for block in range(begin, begin + turns * _TOGETHER):
-                    factor = _factor(scales, gl.minimum(block, last), CHANNELS)
+                    factor = gl.load(scales + gl.minimum(block, last))
                     part = _multiply(rings, count, zero, CELL, TALL, STAGES)
-                    total = _add(total, part, factor, rings, count, 0, CELL, TALL, STAGES, CHANNELS)
+                    total = _add(total, part, factor, rings, count, 0, CELL, TALL, STAGES)
                     count += 1
             row = _first_row(m, X_CELL, rows, TALL)
             column = (n * WIDE + W_CELL) * _BLOCK
-            if CHANNELS:
-                total *= gl.load(x_scale + row + in_cell, mask=row + in_cell < rows, other=0.0)
-                total *= gl.load(w_scales + column + columns)
             if unit < parts:
                 # In blocks of 8 × 8, which are consecutive in the registers of a warp.
                 inside = (in_cell // 8 * (_BLOCK // 8) + columns // 8) * 64 + in_cell % 8 * 8 + columns % 8
@@ -280,21 +257,20 @@ def _multiply_units(
 
 @gluon.jit(do_not_specialize=["rows", "whole", "parts", "splits", "part_blocks"])
 def _fp8_batch(
-    x, w, x_scales, x_scale, w_scales, out, out_tiles, sums, counters, rows, inputs, outputs, whole, parts, splits,
-    part_blocks, TALL: gl.constexpr, STAGES: gl.constexpr, CHANNELS: gl.constexpr, PDL: gl.constexpr,
+    x, w, x_scales, w_scales, out, out_tiles, sums, counters, rows, inputs, outputs, whole, parts, splits, part_blocks,
+    TALL: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """`x`, `w` and `out_tiles` are tensor maps, `x_scales` is that of the scales [inputs / 128, rows] of x; `w_scales`
-    [outputs / 128, inputs / 128]; with CHANNELS `x_scale` [rows] and `w_scales` [outputs]. `sums` has room for a
-    float32 tile for each part, `counters` a zero for each cell of a tile in parts, which it leaves so."""
+    [outputs / 128, inputs / 128]. `sums` has room for a float32 tile for each part, `counters` a zero for each cell of
+    a tile in parts, which it leaves so."""
     WIDE: gl.constexpr = 2 if TALL == 1 else 1
-    BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + (0 if CHANNELS else 4)) + WIDE * _BLOCK * _BLOCK
+    BYTES: gl.constexpr = TALL * _HALF * (_BLOCK + 4) + WIDE * _BLOCK * _BLOCK
     row_tiles = (rows + TALL * _HALF - 1) // (TALL * _HALF)
     output_tiles = outputs // (WIDE * _BLOCK)
     blocks = inputs // _BLOCK
     x_ring = gl.allocate_shared_memory(x.dtype, [TALL * STAGES, _HALF, _BLOCK], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [WIDE * STAGES, _BLOCK, _BLOCK], w.layout)
-    scales_shape: gl.constexpr = [1 if CHANNELS else TALL * STAGES, 1, _HALF]
-    scale_ring = gl.allocate_shared_memory(gl.float32, scales_shape, x_scales.layout)
+    scale_ring = gl.allocate_shared_memory(gl.float32, [TALL * STAGES, 1, _HALF], x_scales.layout)
     staging = gl.allocate_shared_memory(out_tiles.dtype, [TALL * WIDE, _HALF, _BLOCK], out_tiles.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -313,36 +289,36 @@ def _fp8_batch(
     wait_for_previous(PDL)
     work = (row_tiles, output_tiles, blocks, whole, parts, splits, part_blocks)
     rings = (x_ring, w_ring, scale_ring, arrived, free)
-    multiplying = (x_scale, w_scales, out, out_tiles, staging, sums, counters)
+    multiplying = (w_scales, out, out_tiles, staging, sums, counters)
     copying = (x, w, x_scales)
     if TALL * WIDE == 2:
         gl.warp_specialize([
-            (_multiply_units, (0, multiplying, rings, work, rows, outputs, TALL, STAGES, CHANNELS)),
-            (_multiply_units, (1, multiplying, rings, work, rows, outputs, TALL, STAGES, CHANNELS)),
-            (_copy_blocks, (copying, rings, work, rows, TALL, STAGES, CHANNELS)),
+            (_multiply_units, (0, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_multiply_units, (1, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_copy_blocks, (copying, rings, work, rows, TALL, STAGES)),
         ], [4, 1], [_OF_TWO, _COPYING])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_multiply_units, (0, multiplying, rings, work, rows, outputs, TALL, STAGES, CHANNELS)),
-            (_multiply_units, (1, multiplying, rings, work, rows, outputs, TALL, STAGES, CHANNELS)),
-            (_multiply_units, (2, multiplying, rings, work, rows, outputs, TALL, STAGES, CHANNELS)),
-            (_copy_blocks, (copying, rings, work, rows, TALL, STAGES, CHANNELS)),
+            (_multiply_units, (0, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_multiply_units, (1, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_multiply_units, (2, multiplying, rings, work, rows, outputs, TALL, STAGES)),
+            (_copy_blocks, (copying, rings, work, rows, TALL, STAGES)),
         ], [4, 4, 1], [_OF_THREE, _OF_THREE, _COPYING])  # fmt: skip
 
 
 @functools.cache
-def takes_batch(rows: int, outputs: int, inputs: int, programs: int, *, per_channel: bool = False) -> bool:
+def fits(rows: int, outputs: int, inputs: int, programs: int) -> bool:
     """Whether this kernel computes the product faster than others, from measurements on H200 GPUs
-    (`python benchmarks/fp8_batch.py`, and with `--per-channel`)."""
+    (`python benchmarks/fp8_batch.py`)."""
     if rows < _FEWEST_ROWS:
         return False
     if rows <= 64:
         return outputs % (2 * BLOCK) == 0 and outputs >= programs * 2 * BLOCK
     # cuBLAS reads rows of scales of W that are not aligned to 16 bytes from wrong addresses, without an error.
-    if inputs // BLOCK % 4 and not per_channel:
+    if inputs // BLOCK % 4:
         return True
     tiles = triton.cdiv(rows, 128) * (outputs // BLOCK)
-    torchs = triton.cdiv(tiles, programs) * (inputs // BLOCK) * (_CHANNELS_TIME if per_channel else 1.0)
+    torchs = triton.cdiv(tiles, programs) * (inputs // BLOCK)
     return bool(_time(share(rows, outputs, inputs, programs), inputs, programs) <= torchs)
 
 
@@ -386,25 +362,23 @@ _room = functools.cache(_new_room)
 
 
 def fp8_batch(x: Fp8Rows, weight: torch.Tensor, scales: torch.Tensor, work: Share | None = None) -> torch.Tensor:
-    """x W^T of `x` [M, K] and `weight` [N, K] with `scales` [N / 128, K / 128] or [N, 1] in float32: [M, N] in
-    bfloat16. `work`: another share than that of `share`."""
+    """x W^T of `x` [M, K] and `weight` [N, K] with `scales` [N / 128, K / 128] in float32: [M, N] in bfloat16.
+    `work`: another share than that of `share`."""
     inputs, outputs = weight.shape[1], len(weight)
     device = weight.device
     programs = multiprocessors(device)
     work = work or share(x.rows, outputs, inputs, programs)
     tall = work.tall
-    per_channel = len(scales) == outputs
     assert inputs % BLOCK == 0 and outputs % (BLOCK * (2 if tall == 1 else 1)) == 0
-    assert per_channel or len(scales) * BLOCK == outputs
-    assert x.per_row == per_channel or inputs == BLOCK
+    assert len(scales) * BLOCK == outputs and (not x.per_row or inputs == BLOCK)
     # Kernels are also recorded with tensors that have no memory.
     sums, counters = (_new_room if isinstance(weight, FakeTensor) else _room)(device, programs)
     out = torch.empty((x.rows, outputs), dtype=torch.bfloat16, device=device)
     # Programs wait for one another, so all of them must run at once: one per multiprocessor.
     _fp8_batch[(programs if work.parts else min(programs, work.whole),)](
-        tile_map(x.values, 64, BLOCK), tile_map(weight, BLOCK, BLOCK), row_map(x.scales, 64), x.scales, scales, out,
+        tile_map(x.values, 64, BLOCK), tile_map(weight, BLOCK, BLOCK), row_map(x.scales, 64), scales, out,
         tile_map(out, 64, BLOCK), sums, counters, x.rows, inputs, outputs, *work[1:], TALL=tall,
-        STAGES=_STAGES[tall], CHANNELS=per_channel, num_warps=4, maxnreg=_REGISTERS[tall], **dependent_launch(device),
+        STAGES=_STAGES[tall], num_warps=4, maxnreg=_REGISTERS[tall], **dependent_launch(device),
     )  # fmt: skip
     return out
 

@@ -1,4 +1,13 @@
-"""Choice of the kernel that computes a product with weights of 4 bits on a Hopper GPU, by its size."""
+"""Choice of the kernel that computes a product with weights of 4 bits on a Hopper GPU, by its size; the first line that
+fits, measured with benchmarks/int4_linear.py:
+
+| rows, inputs | kernel | why |
+|---|---|---|
+| 1, also with SiLU × up | `int4_gemv_gluon` | weights go straight into the tensor cores' registers, loads ahead |
+| 1 with 16,384 inputs, in parts; 2 to 128 | `int4_stream_k_gluon` | all programs run at once, with equal shares |
+| 129 to 256 | `int4_split_k_gluon` | 302 µs a layer of 14B, two passes of the line before 346 |
+| more | none | cuBLAS is faster, behind a pass that dequantizes weights |
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,15 @@
 """Sample again in rows for which the plain sample does not count: those with top-k, top-p, min-p or logits processors.
 
-The engine samples all rows plainly first (`sample`), which is all that most rows need.
+The engine samples all rows plainly first (`sample`), which is all that most rows need. On CUDA each launch has programs
+for all rows, so that a graph can hold it; what a row needs is decided on the device, by its stages:
+
+| rows | kernel | why |
+|---|---|---|
+| all | `sample_triton` | one pass over the logits of a rank's shard |
+| with filters, processors or log-probabilities | `scan_logits` | one pass: processors, and maxima of 64 columns each |
+| with filters or processors | `sample_candidates` | few groups of columns can pass: some hundred numbers decide |
+| left undecided, as flat ones with top-p alone | `sample_whole_rows` | reads the whole row a few times |
+| with log-probabilities | `report_logprobs` | from the groups of the scan |
 """
 
 from __future__ import annotations
@@ -18,10 +27,10 @@ from minisgl.kernels.sampling.sampling_rows import (
     MOST_GENERATED,
     PENALIZED,
     STAGES,
+    WEIGHT_UNIT,
     Samples,
     SamplingRows,
 )
-from minisgl.kernels.sampling.top_k_top_p import top_k_top_p_thresholds
 
 
 def resample(
@@ -59,3 +68,33 @@ def resample(
     place = some.slots[penalized].long(), tokens[penalized].long()
     counts = tables.counts[place]
     tables.counts[place] = torch.where(counts < GENERATED * MOST_GENERATED, counts + GENERATED, counts)
+
+
+def top_k_top_p_thresholds(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Top-k, top-p and min-p in torch, as one threshold per row, float32 [S], for `logits` [S, V] over the whole
+    vocabulary: the smallest logit that may be sampled, at most the largest one. `resample_triton` computes the same.
+
+    The filters apply in the order of Hugging Face transformers (temperature, top-k, top-p, min-p), each to the result
+    of the previous one. Tokens of equal logit are kept or removed together, so the result does not depend on a sort
+    order. Probabilities are added as integers (weights in units of 2^-30 of the largest): the sum is the same in any
+    order and on any rank.
+    """
+    ordered = logits.float().sort(1, descending=True).values
+    largest = ordered[:, :1]
+    vocabulary = ordered.shape[1]
+    top_k = torch.where(rows.top_k > 0, rows.top_k, vocabulary).clamp(max=vocabulary).long()
+    smallest = ordered.gather(1, top_k[:, None] - 1)
+    temperature = rows.temperature[:, None]
+
+    weights = (torch.exp((ordered - largest) * (1.0 / temperature)) * WEIGHT_UNIT).round().long()
+    weights.masked_fill_(ordered < smallest, 0)
+    sums = weights.cumsum(1)
+    # A token is kept while the tokens above it weigh less than top_p of all; the first one always is.
+    target = (rows.top_p.double() * sums[:, -1].double()).clamp(min=1.0)
+    target = target.masked_fill(rows.top_p >= 1, torch.inf)
+    kept = ((sums - weights).double() < target[:, None]) & (ordered >= smallest)
+    smallest = ordered.gather(1, (kept.sum(1, keepdim=True) - 1).clamp(min=0))
+
+    # log(0) is −inf: no limit.
+    smallest = torch.maximum(smallest, largest + temperature * rows.min_p[:, None].log())
+    return torch.minimum(smallest, largest)[:, 0]

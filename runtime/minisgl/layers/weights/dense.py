@@ -1,4 +1,14 @@
-"""Weights in the model's dtype."""
+"""Weights in the model's dtype, and the kernels of their products on a GPU; the first line that fits, measured with
+benchmarks/batch_linear.py and decode_kernels.py:
+
+| rows, outputs of W | kernel | why |
+|---|---|---|
+| 1 with up to 5,120 inputs, behind a norm | `dense_skinny_triton` | norm, product and SiLU × up in one launch |
+| 1; up to 4 with 2,048 outputs; up to 8 with 128 | `dense_skinny_triton`, in registers | reads W ahead |
+| 2 to 256 with up to 9 Mi weights | `dense_split_k_gluon` | programs share the inputs of an output, and read W ahead |
+| up to 8 | `dense_skinny_triton`, on tensor cores | one read of W, in many small tiles |
+| others | cuBLAS | as fast |
+"""
 
 from __future__ import annotations
 
@@ -54,9 +64,9 @@ class DenseWeight(Weight):
         """Gain and epsilon of the norm, if one kernel computes it and the product."""
         if not block.x.is_cuda:
             return None
-        from minisgl.kernels.linear.dense_skinny_triton import fits_normed
+        from minisgl.kernels.linear.dense_skinny_triton import fits
 
-        return block.plain_norm if fits_normed(block.x, self.values) else None
+        return block.plain_norm if fits(block.x, self.values, normed=True) else None
 
     @property
     def has_expert_kernels(self) -> bool:
@@ -67,16 +77,16 @@ class DenseWeight(Weight):
 def _kernels() -> Sequence[Kernel]:
     """`fits(x, w, in_parts)`, `run(x, w, bias, tile)`."""
     from minisgl.kernels.linear import dense_skinny_triton as skinny
-    from minisgl.kernels.linear import dense_split_k_gluon as batch
+    from minisgl.kernels.linear import dense_split_k_gluon as split_k
 
     def run_skinny(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
         return skinny.skinny_linear(x, w, bias)
 
     return (
-        Kernel(lambda x, w, in_parts: skinny.fits_registers(x, w), run_skinny),
+        Kernel(lambda x, w, in_parts: skinny.fits(x, w, in_registers=True), run_skinny),
         Kernel(
-            lambda x, w, in_parts: batch.batch_tile(x, w, in_parts=in_parts),
-            lambda x, w, bias, tile: batch.batch_linear(x, w, tile, bias),
+            lambda x, w, in_parts: split_k.batch_tile(x, w, in_parts=in_parts),
+            lambda x, w, bias, tile: split_k.batch_linear(x, w, tile, bias),
         ),
         Kernel(lambda x, w, in_parts: skinny.fits(x, w), run_skinny),
     )

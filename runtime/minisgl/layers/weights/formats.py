@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from minisgl.layers.weights.errors import ModelError
+from minisgl.errors import ModelError
 
 FLOATS: Final = ("F32", "BF16", "F16")
 """safetensors' names of the element types of weights and scales."""

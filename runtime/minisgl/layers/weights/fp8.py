@@ -1,4 +1,14 @@
-"""Weights that stay in FP8: products with activations that are quantized as the checkpoint's authors intend."""
+"""Weights that stay in FP8: products with activations that are quantized as the checkpoint's authors intend. Their
+kernels on a GPU, the first line that fits, measured with benchmarks/fp8_batch.py:
+
+| rows, outputs of W, scales | kernel | why |
+|---|---|---|
+| 1, also with norm and SiLU × up | `fp8_gemv_gluon` | the row stays in 16 bits, W goes into registers |
+| 33 to 64 with many outputs, blocks | `fp8_persistent_gluon` | one program per multiprocessor; copies beside products |
+| 65 and more where it is faster, blocks | `fp8_persistent_gluon` | programs share the tiles of the last wave |
+| up to 64; 128 if the consumer adds up parts | `fp8_skinny_gluon` | close to one read of W; sums in float32 |
+| others | torch (cuBLAS) | receives rows and weights of several programs together |
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,6 @@ import torch.nn.functional as F
 
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX, E4M3_NAN, SMALLEST, Fp8Rows, dequantize_rows
 from minisgl.kernels.pointwise.quantize_rows import quantize_rows
-from minisgl.layers.weights.blocks import blocks, finite, spread
 from minisgl.layers.weights.formats import Fp8Channels, WeightFormat
 from minisgl.layers.weights.inputs import Input, InputForm, PreNorm
 from minisgl.layers.weights.weight import (
@@ -23,6 +32,9 @@ from minisgl.layers.weights.weight import (
     NotFiniteError,
     QuantizedWeight,
     ReadTensor,
+    blocks,
+    finite,
+    spread,
 )
 
 _SPREAD: Final = 100.0
@@ -102,7 +114,7 @@ class Fp8Weight(QuantizedWeight):
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         if self.values.is_cuda and self.values.dim() == 3:
-            from minisgl.kernels.linear.fp8_dequantize_triton import dequantize_blocks
+            from minisgl.kernels.linear.dequantize_triton import dequantize_blocks
 
             return dequantize_blocks(*self.tensors, dtype)
         scales = self.scales
@@ -117,9 +129,9 @@ class Fp8Weight(QuantizedWeight):
     def form_of(self, x: torch.Tensor) -> InputForm:
         """One row stays in 16 bits on a GPU."""
         if x.is_cuda:
-            from minisgl.kernels.linear.fp8_gemv_gluon import fits_row
+            from minisgl.kernels.linear.fp8_gemv_gluon import fits
 
-            if fits_row(x, self.values):
+            if fits(x, self.values):
                 return InputForm.WIDE
         return self.form
 
@@ -169,22 +181,22 @@ class Fp8Weight(QuantizedWeight):
 @functools.cache
 def _kernels() -> Sequence[Kernel]:
     """`fits(x, weight, in_parts)`, `run(x, weight, bias, tile)`."""
-    from minisgl.kernels.linear import fp8_persistent_gluon as batch
-    from minisgl.kernels.linear import fp8_skinny_gluon as few
+    from minisgl.kernels.linear import fp8_persistent_gluon as persistent
+    from minisgl.kernels.linear import fp8_skinny_gluon as skinny
 
-    def fits_batch(x: Fp8Rows, weight: Fp8Weight, in_parts: bool) -> bool:
-        programs = batch.multiprocessors(weight.values.device)
-        return batch.takes_batch(x.rows, *weight.shape, programs, per_channel=weight.per_channel)
+    def fits_persistent(x: Fp8Rows, weight: Fp8Weight, in_parts: bool) -> bool:
+        programs = persistent.multiprocessors(weight.values.device)
+        return not weight.per_channel and persistent.fits(x.rows, *weight.shape, programs)
 
-    def run_batch(x: Fp8Rows, weight: Fp8Weight, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
-        out = batch.fp8_batch(x, *weight.tensors)
+    def run_persistent(x: Fp8Rows, weight: Fp8Weight, bias: torch.Tensor | None, tile: object) -> torch.Tensor:
+        out = persistent.fp8_batch(x, *weight.tensors)
         return out if bias is None else out + bias
 
     return (
-        Kernel(fits_batch, run_batch),
+        Kernel(fits_persistent, run_persistent),
         Kernel(
-            lambda x, weight, in_parts: few.fp8_tile(x.rows, *weight.shape, in_parts=in_parts),
-            lambda x, weight, bias, tile: few.fp8_linear(x, weight.values, weight.scales, tile, bias),
+            lambda x, weight, in_parts: skinny.fp8_tile(x.rows, *weight.shape, in_parts=in_parts),
+            lambda x, weight, bias, tile: skinny.fp8_linear(x, weight.values, weight.scales, tile, bias),
         ),
     )
 

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 
 from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, WORD, dequantize_words, pack_scales, pack_words
 from minisgl.layers.activation import silu_and_mul
-from minisgl.layers.weights.blocks import blocks, spread
 from minisgl.layers.weights.formats import Int4Groups, WeightFormat
 from minisgl.layers.weights.inputs import Input, PreNorm, wide
 from minisgl.layers.weights.int4_layouts import read_int4
-from minisgl.layers.weights.weight import Draw, Matrix, NewTensor, QuantizedWeight, ReadTensor
+from minisgl.layers.weights.weight import Draw, Matrix, NewTensor, QuantizedWeight, ReadTensor, blocks, spread
 
 _DEVIATION: Final = 4.6
 """Standard deviation of numbers 0..15 of equal probability."""
@@ -83,7 +82,7 @@ class Int4Weight(QuantizedWeight):
         """Rounded to bfloat16 first."""
         words, scales = self.values.flatten(0, -2), self.scales.flatten(0, -2)
         if words.is_cuda:
-            from minisgl.kernels.linear.int4_dequantize_triton import dequantize_words_cuda
+            from minisgl.kernels.linear.dequantize_triton import dequantize_words_cuda
 
             return dequantize_words_cuda(words, scales).view(self.shape).to(dtype)
         return dequantize_words(words, scales).view(self.shape).to(dtype)

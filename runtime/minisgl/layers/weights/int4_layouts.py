@@ -6,9 +6,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from minisgl.layers.weights.blocks import blocks, cut, finite
 from minisgl.layers.weights.formats import Int4Groups
-from minisgl.layers.weights.weight import ReadTensor
+from minisgl.layers.weights.weight import ReadTensor, blocks, cut, finite
 
 _BITS: Final = 4
 _PACKED: Final = 8

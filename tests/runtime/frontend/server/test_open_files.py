@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from minisgl.frontend.server.open_files import OpenFiles
+from minisgl.frontend.server.connection import OpenFiles
 
 
 def test_a_limit_that_is_nearly_used_up_is_logged_once_until_files_are_closed(

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from minisgl.cli.main import main
+from minisgl.errors import KernelBuildError
 from minisgl.kernels.build import flashinfer as flashinfer_build
-from minisgl.kernels.build.errors import KernelBuildError
 from minisgl.kernels.build.flashinfer import build
 from minisgl.kernels.compile.flashinfer_kernels import HeadShape, PagedPrefillKernel, XqaKernel, kernels_of
 

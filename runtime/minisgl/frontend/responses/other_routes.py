@@ -1,4 +1,5 @@
-"""POST /v1/responses/input_tokens: the length of the prompt that a request would have."""
+"""Routes below /v1/responses: the length of the prompt that a request would have, stored responses, of which there are
+none, and their compaction."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.responses.requests import parse_responses
-from minisgl.frontend.server.json_body import read_json_body
+from minisgl.frontend.server.json_body import read_json_body, truncate
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.server.unknown_fields import ignored_params
 from minisgl.frontend.tokenizers import TokenizerPool
@@ -42,3 +44,19 @@ class InputTokens:
         assert isinstance(reply, Encoded)
         count = {"object": "response.input_tokens", "input_tokens": len(reply.tokens) // 4}
         return json_response(count, headers=headers)
+
+
+async def stored_response(request: Request) -> Response:
+    """Raises ApiError."""
+    name = truncate(request.path_params["name"])
+    message = f"response {name!r} does not exist: responses are not stored; keep what POST /v1/responses returns"
+    raise ApiError(404, "response_not_found", message)
+
+
+async def compact_response(_: Request) -> Response:
+    """Raises ApiError."""
+    message = (
+        "this server does not compact conversations: ask the model for a summary with POST /v1/responses, and send it "
+        "as `input` in place of the items that it sums up"
+    )
+    raise ApiError(404, "compaction_not_supported", message)

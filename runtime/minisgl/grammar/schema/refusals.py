@@ -1,8 +1,10 @@
-"""Limits that keep the time and the stack of one compilation bounded."""
+"""Limits that keep the time and the stack of one compilation bounded, and refusals of schemas, with the place."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from minisgl.errors import GrammarError
 
 MAX_BYTES: Final = 256 << 10
 """Size of a schema without annotations and unused definitions, as JSON text."""
@@ -25,3 +27,26 @@ MAX_LENGTH: Final = 1 << 20
 """Limit of minLength, maxItems and the like; a larger maximum is no limit to an answer."""
 EXACT_INTEGER: Final = 2**53
 """Larger integers are not exact as the floating-point numbers that the library computes with."""
+
+
+_MAX_STEP: Final = 100
+_MAX_POINTER: Final = 400
+
+Path = tuple[str | int, ...]
+
+
+def pointer(path: Path) -> str:
+    """Return a JSON pointer to a place in a schema, such as `#/properties/a`."""
+    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in path)
+    full = "#" + "".join(f"/{step if len(step) <= _MAX_STEP else step[:_MAX_STEP] + '…'}" for step in steps)
+    return full if len(full) <= _MAX_POINTER else full[:_MAX_POINTER] + "…"
+
+
+def unsupported(path: Path, problem: str) -> GrammarError:
+    where = pointer(path)
+    return GrammarError("unsupported_schema", f"{where}: {problem}", where)
+
+
+def too_complex(path: Path, problem: str) -> GrammarError:
+    where = pointer(path)
+    return GrammarError("grammar_too_complex", f"{where}: {problem}", where)

@@ -1,10 +1,11 @@
-"""Weights of 4 bits to bfloat16 on CUDA, for products of many rows, which cuBLAS then computes."""
+"""Weights of 4 bits, and experts in FP8, to 16 bits on CUDA, for products of many rows, which cuBLAS then computes."""
 
 import torch
 import triton
 import triton.language as tl
 
 from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, groups_in_piece
+from minisgl.kernels.pointwise.fp8_rows import BLOCK
 
 # Functions that kernels of another file share name no constants of this module: Triton leaves those out of the names of
 # some of the kernels.
@@ -53,4 +54,25 @@ def dequantize_words_cuda(words: torch.Tensor, scales: torch.Tensor) -> torch.Te
     assert words.is_contiguous() and scales.is_contiguous()
     out = torch.empty((len(words) * OUTPUTS, steps * INPUTS), dtype=torch.bfloat16, device=words.device)
     _dequantize[(len(words), steps)](words, scales, out, steps, GROUPS=groups_in_piece(words, scales), num_warps=4)
+    return out
+
+
+@triton.jit
+def _dequantize_blocks(values, scales, out, INPUTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program: one block."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    place = row[:, None] * INPUTS + column[None, :]
+    scale = tl.load(scales + tl.program_id(0) * (INPUTS // BLOCK) + tl.program_id(1))
+    tl.store(out + place, (tl.load(values + place).to(tl.float32) * scale).to(out.dtype.element_ty))
+
+
+def dequantize_blocks(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[…, N, K] in FP8 with `scales` […, N / 128, K / 128] in float32, both contiguous, to `dtype`."""
+    inputs = values.shape[-1]
+    assert values.shape[-2] % BLOCK == 0 and inputs % BLOCK == 0 and values.is_contiguous() and scales.is_contiguous()
+    out = torch.empty(values.shape, dtype=dtype, device=values.device)
+    _dequantize_blocks[(values.numel() // inputs // BLOCK, inputs // BLOCK)](
+        values, scales, out, INPUTS=inputs, BLOCK=BLOCK, num_warps=8
+    )
     return out
