@@ -78,7 +78,10 @@ class StoreOnly:
         self.keys, self.values = (torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in "kv")
         self.locations = torch.arange(rows, device="cuda")
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
         q, *_ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
         return q.flatten(1)
 

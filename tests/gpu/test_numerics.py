@@ -109,6 +109,6 @@ def test_a_float32_checkpoint_runs_in_bfloat16(tmp_path: Path) -> None:
     checkpoint = write_wide_checkpoint(tmp_path, "qwen3", dtype="float32")
     engine = create_engine(EngineConfig(model=str(checkpoint), device="cuda", num_pages=4, max_running=2))
     try:
-        assert engine.runner.kv.keys.dtype == torch.bfloat16
+        assert engine.runner.kv.groups[0].keys.dtype == torch.bfloat16
     finally:
         engine.close()

@@ -14,8 +14,8 @@ from minisgl.wire.plan import EMPTY, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """Keys and values of all layers. One page holds `page_size` consecutive positions of one sequence; the last
-    page has no owner: padding rows write to it."""
+    """Keys and values of layers with equal heads. One page holds `page_size` consecutive positions of one sequence; the
+    last page has no owner: padding rows write to it."""
 
     keys: torch.Tensor
     """[layers, pages + 1, page_size, Hkv, D]"""
@@ -39,6 +39,27 @@ class PagedKV:
                 pool.view(torch.uint8).index_fill_(1, pages, E4M3_NAN)
             else:
                 pool.index_fill_(1, pages, float("nan"))
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Keys and values of all layers. All groups have the same pages: page p of a sequence is page p of each group."""
+
+    groups: tuple[PagedKV, ...]
+    """Those of each group of layers, see `select.KVGroup`."""
+
+    @property
+    def page_size(self) -> int:
+        return self.groups[0].page_size
+
+    @property
+    def dummy_page(self) -> int:
+        return self.groups[0].dummy_page
+
+    def poison(self, pages: torch.Tensor) -> None:
+        """As `PagedKV.poison`, in all layers."""
+        for group in self.groups:
+            group.poison(pages)
 
 
 @dataclass(frozen=True, slots=True)

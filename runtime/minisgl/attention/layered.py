@@ -1,8 +1,9 @@
-"""Attention of models whose layers differ: with and without a window."""
+"""Attention of models whose layers differ: in windows, in heads, or in whose keys and values they read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -13,13 +14,23 @@ from minisgl.kernels.attention.rotation import Rotation
 from minisgl.wire.plan import IntArray
 
 
-class LayeredAttention:
-    """Implements `interface.Attention` by one `PagedAttention` for each kind of layer, over the same pool. With one
-    kind it only passes calls on."""
+class LayerPlace(NamedTuple):
+    """Where the attention of a layer is computed."""
 
-    def __init__(self, kinds: Sequence[PagedAttention], kind_of_layer: Sequence[int]) -> None:
+    kind: int
+    """Kind of the layer."""
+    layer: int
+    """Layer of the kind's pool with the keys and values that it reads."""
+
+
+class LayeredAttention:
+    """Implements `interface.Attention` by one `PagedAttention` for each kind of layer. With one kind it only passes
+    calls on."""
+
+    def __init__(self, kinds: Sequence[PagedAttention], places: Sequence[LayerPlace]) -> None:
+        """`places`: of each layer of the model."""
         self._kinds = tuple(kinds)
-        self._kind_of_layer = tuple(kind_of_layer)
+        self._places = tuple(places)
 
     @property
     def cascade(self) -> CascadeDecode | None:
@@ -58,9 +69,12 @@ class LayeredAttention:
         for kind in self._kinds:
             kind.begin(batch, locations)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-        return self._kinds[self._kind_of_layer[layer]].attend(layer, q, k, v, rotation)
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
+        kind, place = self._places[layer]
+        return self._kinds[kind].attend(place, q, k, v, rotation)
 
     def _with(self, kinds: Sequence[PagedAttention | None]) -> LayeredAttention | None:
         found = [kind for kind in kinds if kind is not None]
-        return LayeredAttention(found, self._kind_of_layer) if len(found) == len(kinds) else None
+        return LayeredAttention(found, self._places) if len(found) == len(kinds) else None

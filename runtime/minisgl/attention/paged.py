@@ -8,8 +8,9 @@ from minisgl.attention.backend import DecodeBackend, PrefillBackend
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.split_backend import MOST_ROWS, SplitDecode
-from minisgl.kernels.attention.rotary import rotate_and_store
+from minisgl.kernels.attention.rotary import rotate_and_store, rotate_queries
 from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.stored_kv import take
 from minisgl.wire.plan import IntArray
 
 
@@ -71,8 +72,12 @@ class PagedAttention:
         if batch.num_segments:
             self._prefill.begin(batch)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
         batch = self._batch
+        if k is None or v is None:
+            return self._attend_to_stored(layer, q, rotation)
         d = batch.num_decode
         if d and isinstance(decoder := self._decoder(batch), SplitDecode) and decoder.rotates(batch):
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -89,6 +94,21 @@ class PagedAttention:
             self._decoder(batch).decode(layer, self._kv, q[:d], out[:d])
         if batch.num_segments:
             self._prefill.prefill(layer, self._kv, q[d:], segment_keys, segment_values, out[d:])
+        return out.flatten(1)
+
+    def _attend_to_stored(self, layer: int, q: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """Attention of a layer that has no keys and values of its own."""
+        batch, kv = self._batch, self._kv
+        d = batch.num_decode
+        q = rotate_queries(q, rotation)
+        out = torch.empty_like(q)
+        if d:
+            self._decoder(batch).decode(layer, kv, q[:d], out[:d])
+        if batch.num_segments:
+            # For kernels that read only prefixes from the pool.
+            own = self._locations[d:]
+            keys, values = (take(pool[layer].flatten(0, 1), own, q.dtype) for pool in (kv.keys, kv.values))
+            self._prefill.prefill(layer, kv, q[d:], keys, values, out[d:])
         return out.flatten(1)
 
     def _rows(self, batch: AttentionBatch) -> AttentionBatch:

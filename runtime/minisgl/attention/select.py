@@ -33,9 +33,9 @@ from minisgl.attention import (
 )
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
 from minisgl.attention.balanced_backend import BalancedDecode
-from minisgl.attention.batch import PagedKV
+from minisgl.attention.batch import KVPool
 from minisgl.attention.cascade_backend import CascadeDecode
-from minisgl.attention.layered import LayeredAttention
+from minisgl.attention.layered import LayeredAttention, LayerPlace
 from minisgl.attention.overview import overview
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.split_backend import LongContexts, SplitDecode
@@ -108,14 +108,35 @@ class AttentionKind(NamedTuple):
     cascade: CascadeDecode | None
 
 
+class KVGroup(NamedTuple):
+    """Layers whose keys and values are stored together: their heads, window and data type are equal."""
+
+    shape: AttentionShape
+    """That of one of them."""
+    layers: tuple[int, ...]
+    """Those that store keys and values, by their numbers in the model."""
+
+
 class AttentionKinds:
     """Backends of all layers of a model, one set for each distinct shape. They serve one pool after the other."""
 
-    def __init__(self, name: str, shapes: Sequence[AttentionShape], max_rows: int) -> None:
+    def __init__(
+        self, name: str, shapes: Sequence[AttentionShape], max_rows: int, kv_layers: Sequence[int] | None = None
+    ) -> None:
         """`shapes`: of each layer; `name`: see `select_backends`, and raises as it. `max_rows`: rows of the largest
-        batch."""
+        batch. `kv_layers`: for each layer the one whose keys and values it reads; None: its own."""
+        sources = range(len(shapes)) if kv_layers is None else kv_layers
+        stored = sorted({*sources})
+        keys = list(dict.fromkeys(_group_key(shapes[layer]) for layer in stored))
+        members = [tuple(layer for layer in stored if _group_key(shapes[layer]) == key) for key in keys]
+        self.groups = [KVGroup(shapes[layers[0]], layers) for layers in members]
+        """Groups of layers that a pool has."""
         distinct = list(dict.fromkeys(shapes))
-        self.kind_of_layer = [distinct.index(shape) for shape in shapes]
+        self._group_of_kind = [keys.index(_group_key(shape)) for shape in distinct]
+        self._places = []
+        for shape, source in zip(shapes, sources, strict=True):
+            kind = distinct.index(shape)
+            self._places.append(LayerPlace(kind, members[self._group_of_kind[kind]].index(source)))
         self.kinds = [
             AttentionKind(
                 shape,
@@ -128,13 +149,17 @@ class AttentionKinds:
 
     @property
     def shape(self) -> AttentionShape:
-        """Shape of the first layer. Heads and sizes of pages are the same in all."""
+        """Shape of the first layer. Sizes of pages and data types are the same in all."""
         return self.kinds[0].shape
 
-    def over(self, kv: PagedKV) -> LayeredAttention:
+    def over(self, kv: KVPool) -> LayeredAttention:
         """Attention over a pool."""
         return LayeredAttention(
-            [PagedAttention(kv, kind.prefill, kind.decode, kind.cascade) for kind in self.kinds], self.kind_of_layer
+            [
+                PagedAttention(kv.groups[group], kind.prefill, kind.decode, kind.cascade)
+                for group, kind in zip(self._group_of_kind, self.kinds, strict=True)
+            ],
+            self._places,
         )
 
     def overview(self) -> dict[str, str]:
@@ -145,6 +170,11 @@ class AttentionKinds:
             each = overview(kind.prefill, kind.decode, kind.cascade, self._max_rows)
             found |= {f"{name}{suffix}": backend for name, backend in each.items()}
         return found
+
+
+def _group_key(shape: AttentionShape) -> tuple[object, ...]:
+    """What layers of one group have in common."""
+    return shape.kv_heads, shape.head_dim, shape.window, shape.stored_dtype
 
 
 def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, DecodeBackend]:

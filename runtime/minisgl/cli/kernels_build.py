@@ -128,14 +128,14 @@ def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int
 
     shapes = [
         HeadShape(
-            config.attention.num_heads,
-            config.attention.num_kv_heads,
-            config.attention.head_dim,
+            of.num_heads,
+            of.num_kv_heads,
+            of.head_dim,
             getattr(torch, config.dtype_on("cuda")),
             ranks,
-            window=window is not None and window < config.max_model_len,
+            window=of.window is not None and of.window < config.max_model_len,
         )
         for config, ranks in split
-        for window in {layer.attention.window for layer in config.layers}
+        for of in dict.fromkeys(layer.attention for layer in config.layers)
     ]
     return kernels_of(shapes, page_size)

@@ -104,7 +104,7 @@ def planned_attention(config: EngineConfig) -> dict[str, str]:
         device=device,
         kv_cache_dtype=config.kv_cache_dtype,
     )
-    return AttentionKinds(config.attention_backend, shapes, config.max_running).overview()
+    return AttentionKinds(config.attention_backend, shapes, config.max_running, model.kv_layers).overview()
 
 
 @dataclass
@@ -144,7 +144,8 @@ class _EngineBuilder:
         )
         if preload is not None:
             preload.finish()
-        self._attention = AttentionKinds(config.attention_backend, shapes, config.max_running)
+        kv_layers = model.config.kv_layers
+        self._attention = AttentionKinds(config.attention_backend, shapes, config.max_running, kv_layers)
         self._shape = shape = self._attention.shape
         attention = self._attention.overview()
         logger.info("attention backends: %s", ", ".join(f"{kind} {name}" for kind, name in attention.items()))
@@ -171,7 +172,7 @@ class _EngineBuilder:
         first = self._attention.kinds[0]
         stats = EngineStats(
             parameter_bytes=model.parameter_bytes,
-            kv_pool_bytes=(num_pages + 1) * kv_pool.page_bytes(shape, model.config.num_layers),
+            kv_pool_bytes=(num_pages + 1) * kv_pool.page_bytes(self._attention.groups),
             start_seconds=clock.seconds,
             prefill_backend=first.prefill.name,
             decode_backend=first.decode.name,
@@ -242,10 +243,10 @@ class _EngineBuilder:
 
     def _read_kv_scales(self) -> list[KVScales]:
         """Scales of each layer of the model."""
-        config, layers = self._config, self._model_config.num_layers
+        config, model_config = self._config, self._model_config
         if config.kv_cache_dtype != "fp8" or config.dummy_weights:
-            return [KVScales()] * layers
-        scales = read_kv_scales(config.model, layers)
+            return [KVScales()] * model_config.num_layers
+        scales = read_kv_scales(config.model, model_config.kv_layers)
         given = any(each != KVScales() for each in scales)
         logger.info("scales of the KV cache: %s", "those of the checkpoint" if given else "1")
         return scales
@@ -299,7 +300,7 @@ class _EngineBuilder:
         return kv_pool.num_pages_for_budget(
             self._parallel,
             pool_bytes=pool_bytes,
-            bytes_per_page=kv_pool.page_bytes(self._shape, self._model.config.num_layers),
+            bytes_per_page=kv_pool.page_bytes(self._attention.groups),
             pages_per_row=self._shape.pages_per_row,
             rows=self._config.max_running,
         )
@@ -334,7 +335,7 @@ class _EngineBuilder:
     def _build_runner(self, num_pages: int, model: Decoder) -> Runner:
         shape = self._shape
         config, model_config = self._config, self._model_config
-        kv = kv_pool.allocate(shape, scales=self._kv_scales, num_pages=num_pages, audit=config.audit)
+        kv = kv_pool.allocate(self._attention.groups, scales=self._kv_scales, num_pages=num_pages, audit=config.audit)
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         return Runner(model, self._parallel, kv, tables, self._attention.over(kv))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from minisgl.attention.backend import AttentionShape
-from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.batch import AttentionBatch, KVPool
 from minisgl.attention.layered import LayeredAttention
 from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -88,7 +88,7 @@ class Runner:
     """Model and tables of one rank. No method waits for the device."""
 
     def __init__(
-        self, model: Decoder, parallel: TensorParallel, kv: PagedKV, tables: Tables, attention: LayeredAttention
+        self, model: Decoder, parallel: TensorParallel, kv: KVPool, tables: Tables, attention: LayeredAttention
     ) -> None:
         self.tables = tables
         self.attention = attention

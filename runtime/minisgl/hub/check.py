@@ -160,7 +160,7 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
     if headers_only:
         return
     try:
-        read_kv_scales(folder, config.num_layers)
+        read_kv_scales(folder, config.kv_layers)
     except ModelError as error:
         report.notes.append(Finding(error.code, f"with --kv-cache-dtype fp8 it cannot be served: {error}"))
 

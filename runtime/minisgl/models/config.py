@@ -18,7 +18,7 @@ from minisgl.layers.weights.formats import (
     requested_quantization,
     unsupported_quantization,
 )
-from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig
+from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig, kv_layers
 from minisgl.models.errors import ModelError
 from minisgl.models.families import FAMILIES
 from minisgl.models.families.common import MAX_POSITIONS, max_positions
@@ -54,7 +54,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionConfig:
-        """That of the first layer. Head counts and sizes are the same in all layers."""
+        """That of the first layer."""
         return self.layers[0].attention
 
     @property
@@ -74,9 +74,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_numbers_per_token(self, ranks: int = 1) -> int:
         """Numbers of the keys and values of a token, in all layers of one of `ranks` ranks."""
-        return sum(
-            2 * max(1, of.num_kv_heads // ranks) * of.head_dim for of in (layer.attention for layer in self.layers)
-        )
+        stored = (self.layers[layer].attention for layer in {*self.kv_layers})
+        return sum(2 * max(1, of.num_kv_heads // ranks) * of.head_dim for of in stored)
+
+    @property
+    def kv_layers(self) -> list[int]:
+        """See `decoder_config.kv_layers`."""
+        return kv_layers(self.layers)
 
     @property
     def max_model_len(self) -> int:
@@ -98,8 +102,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def check_tensor_parallel(self, size: int) -> None:
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
         if not self._splits(size):
-            heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-            feed_forward = " and ".join(map(str, self._feed_forward_sizes()))
+            heads, kv_heads, feed_forward = (" and ".join(map(str, sizes)) for sizes in self._split_sizes())
             raise ModelError(
                 "tensor_does_not_divide",
                 f"{heads} attention heads, {kv_heads} KV heads and feed-forward size {feed_forward} "
@@ -112,16 +115,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [size for size in range(1, self.attention.num_heads + 1) if self._splits(size)]
 
     def _splits(self, size: int) -> bool:
-        heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        kv_split = kv_heads % size == 0 or size % kv_heads == 0
-        feed_forward = math.gcd(*self._feed_forward_sizes())
-        return heads % size == 0 and kv_split and feed_forward % size == 0
+        heads, kv_heads, feed_forward = self._split_sizes()
+        kv_split = all(count % size == 0 or size % count == 0 for count in kv_heads)
+        return kv_split and math.gcd(*heads, *feed_forward) % size == 0
 
-    def _feed_forward_sizes(self) -> list[int]:
-        """Intermediate sizes of the layers, those of experts first."""
-        parts = [layer.feed_forward for layer in self.layers]
+    def _split_sizes(self) -> tuple[list[int], list[int], list[int]]:
+        """Numbers of query heads and KV heads, and intermediate sizes, of all layers, those of experts first."""
+        blocks, parts = ([getattr(layer, name) for layer in self.layers] for name in ("attention", "feed_forward"))
         experts = [part.intermediate_size for part in parts if isinstance(part, MoeConfig)]
-        return list(dict.fromkeys(experts + [part.intermediate_size for part in parts]))
+        every = (
+            [of.num_heads for of in blocks],
+            [of.num_kv_heads for of in blocks],
+            experts + [part.intermediate_size for part in parts],
+        )
+        heads, kv_heads, feed_forward = (list(dict.fromkeys(sizes)) for sizes in every)
+        return heads, kv_heads, feed_forward
 
     @staticmethod
     def read(

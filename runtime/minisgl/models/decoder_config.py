@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -41,6 +42,14 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float | None = None
     """c of c · tanh(score / c), which bounds scores (Gemma 2, arXiv:2408.00118)."""
     query_growth: QueryGrowth | None = None
+    reuses_kv: bool = False
+    """The layer has no keys and values: it attends to those of the last layer before it that has some, with as many
+    heads of the same size, the same window and the same RoPE."""
+
+    def shares_kv_with(self, other: AttentionConfig) -> bool:
+        """Whether keys and values of the `other` layer can be those of this one."""
+        same = ("num_kv_heads", "head_dim", "window", "rope")
+        return all(getattr(self, name) == getattr(other, name) for name in same)
 
 
 class FeedForwardConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +81,17 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Norms of each of the two blocks: before it, behind it, or both."""
     residual_scale: float = 1.0
     """Factor of what each block adds to the residual stream (Granite)."""
+
+
+def kv_layers(layers: Sequence[LayerConfig]) -> list[int]:
+    """For each layer the one whose keys and values it attends to: its own number, unless it reuses others."""
+    found: list[int] = []
+    for number, of in enumerate(layer.attention for layer in layers):
+        source = number
+        if of.reuses_kv:
+            source = next(i for i in reversed(found) if of.shares_kv_with(layers[i].attention))
+        found.append(source)
+    return found
 
 
 class TensorNames(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,23 +29,24 @@ def is_kv_scale(name: str) -> bool:
     return name.endswith((*_KEY_NAMES, *_VALUE_NAMES))
 
 
-def read_kv_scales(directory: str | Path, layers: int) -> list[KVScales]:
-    """Scales of each layer, 1 where the checkpoint has none. Raises ModelError for scales that are no positive
-    numbers, that differ between heads, or that some layers lack."""
+def read_kv_scales(directory: str | Path, kv_layers: Sequence[int]) -> list[KVScales]:
+    """Scales of each layer, 1 where the checkpoint has none. `kv_layers`: for each layer the one whose keys and values
+    it reads. Raises ModelError for scales that are no positive numbers, that differ between heads, or that some layers
+    lack."""
     tensors = stored_tensors(Path(directory))
-    found = [
-        (_scale(tensors, f"model.layers.{i}.", _KEY_NAMES), _scale(tensors, f"model.layers.{i}.", _VALUE_NAMES))
-        for i in range(layers)
-    ]
-    given = [scale is not None for pair in found for scale in pair]
-    if any(given) and not all(given):
-        layer = given.index(False) // 2
+    found = {
+        i: (_scale(tensors, f"model.layers.{i}.", _KEY_NAMES), _scale(tensors, f"model.layers.{i}.", _VALUE_NAMES))
+        for i in sorted({*kv_layers})
+    }
+    given = {i: key is not None and value is not None for i, (key, value) in found.items()}
+    if any(scale is not None for pair in found.values() for scale in pair) and not all(given.values()):
+        layer = next(i for i, both in given.items() if not both)
         raise ModelError(
             "missing_tensor",
             f"the checkpoint has scales of the KV cache for some layers, but not both for layer {layer}; compare the "
             "files with the model's page, or serve without --kv-cache-dtype fp8",
         )
-    return [KVScales(key or 1.0, value or 1.0) for key, value in found]
+    return [KVScales(key or 1.0, value or 1.0) for key, value in (found[i] for i in kv_layers)]
 
 
 def _scale(tensors: Mapping[str, StoredTensor], layer: str, names: tuple[str, ...]) -> float | None:

@@ -200,7 +200,10 @@ class _CausalRows:
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
         q, k = rotation.apply(q, k)
         q, k, v = (part.view(self._rows, -1, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -23,7 +23,7 @@ def test_close_frees_weights_and_pool(checkpoint: Path, collected: bool) -> None
     handle = engine.launch(make_plan(0, prefill=[Segment(0, 0, [3, 4, 5])], pages=[(0, 0, 7)], rows=[new_row(0)]))
     if collected:
         engine.collect(handle)
-    kv, model = engine.runner.kv, engine.runner._model
+    [kv], model = engine.runner.kv.groups, engine.runner._model
     left = [
         weakref.ref(tensor)
         for tensor in (kv.keys, kv.values, model.embedding.weight, model.layers[0].attention.qkv.weight.values)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minisgl.attention.backend import AttentionShape
+from minisgl.attention.select import KVGroup
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.start import kv_pool
 from minisgl.errors import EngineError
@@ -45,7 +46,11 @@ def _settle(pool_bytes: int, *others: int) -> int:
 def test_bytes_of_a_page() -> None:
     # Qwen3-0.6B: 112 KiB per token in bfloat16.
     shape = _shape(kv_heads=8, head_dim=128, page_size=64, dtype=torch.bfloat16)
-    assert kv_pool.page_bytes(shape, 28) == 64 * 112 * 1024
+    assert kv_pool.page_bytes([KVGroup(shape, tuple(range(28)))]) == 64 * 112 * 1024
+    # Gemma 4 31B: 800 KiB per token in layers with a window, 80 in the others.
+    windowed = KVGroup(replace(shape, kv_heads=16, head_dim=256, window=1024), tuple(range(50)))
+    others = KVGroup(replace(shape, kv_heads=4, head_dim=512), tuple(range(50, 60)))
+    assert kv_pool.page_bytes([windowed, others]) == 64 * 880 * 1024
 
 
 def test_every_rank_has_the_pages_of_the_smallest() -> None:
@@ -73,20 +78,25 @@ def test_unequal_devices_are_an_error_that_names_the_ranks() -> None:
 @pytest.mark.parametrize("kv_dtype", [None, FP8])
 def test_audit_fills_all_but_the_dummy_page_with_nan(kv_dtype: torch.dtype | None) -> None:
     shape = replace(_shape(), kv_dtype=kv_dtype)
-    kv = kv_pool.allocate(shape, scales=[KVScales()] * 2, num_pages=3, audit=True)
-    assert kv.dummy_page == 3 and kv.keys.dtype == shape.stored_dtype
-    for pool in (kv.keys, kv.values):
-        assert pool[:, :3].float().isnan().all() and (pool[:, 3].float() == 0).all()
-        pool.zero_()
+    groups = [KVGroup(shape, (0, 2)), KVGroup(replace(shape, head_dim=16), (1,))]
+    kv = kv_pool.allocate(groups, scales=[KVScales(1.0 + i) for i in range(3)], num_pages=3, audit=True)
+    assert kv.dummy_page == 3 and kv.page_size == 4
+    for group, (of, layers) in zip(kv.groups, groups, strict=True):
+        assert group.keys.dtype == shape.stored_dtype and group.keys.shape == (len(layers), 4, 4, 1, of.head_dim)
+        assert group.scales == tuple(KVScales(1.0 + layer) for layer in layers)
+        for pool in (group.keys, group.values):
+            assert pool[:, :3].float().isnan().all() and (pool[:, 3].float() == 0).all()
+            pool.zero_()
     kv.poison(torch.tensor([1]))
-    keys = kv.keys.float()
-    assert keys[:, 1].isnan().all() and not keys[:, [0, 2, 3]].isnan().any()
+    for group in kv.groups:
+        keys = group.keys.float()
+        assert keys[:, 1].isnan().all() and not keys[:, [0, 2, 3]].isnan().any()
 
 
 def test_a_page_in_fp8_takes_a_byte_per_number() -> None:
     shape = _shape()
-    numbers = kv_pool.page_bytes(shape, 2) // shape.dtype.itemsize
-    assert kv_pool.page_bytes(replace(shape, kv_dtype=FP8), 2) == numbers
+    numbers = kv_pool.page_bytes([KVGroup(shape, (0, 1))]) // shape.dtype.itemsize
+    assert kv_pool.page_bytes([KVGroup(replace(shape, kv_dtype=FP8), (0, 1))]) == numbers
 
 
 def test_the_ranks_of_a_machine_without_gpu_share_its_memory() -> None:

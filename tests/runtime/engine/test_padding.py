@@ -52,7 +52,8 @@ def test_padding_changes_no_token_logit_or_page(
         assert packed[1].sampled == sampled and results[0].tolist() == results[1][:sampled].tolist()
         if sampled:
             torch.testing.assert_close(logits[1][:sampled], logits[0], rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(engines[1].runner.kv.keys, engines[0].runner.kv.keys, strict=True):
+    pools = [group.keys for engine in engines for group in engine.runner.kv.groups]
+    for theirs, ours in zip(*pools, strict=True):
         torch.testing.assert_close(ours[:-1], theirs[:-1], rtol=1e-4, atol=1e-4, equal_nan=True)
         assert ours[-1].isfinite().all()
 

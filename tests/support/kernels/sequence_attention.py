@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from minisgl.kernels.attention.rotation import Rotation
-from minisgl.models.decoder_config import LayerConfig
+from minisgl.models.decoder_config import LayerConfig, kv_layers
 
 
 class SequenceAttention:
@@ -16,10 +16,20 @@ class SequenceAttention:
     def __init__(self, lengths: Sequence[int], layers: Sequence[LayerConfig]) -> None:
         self._lengths = list(lengths)
         self._layers = [layer.attention for layer in layers]
+        self._kv_layers = kv_layers(layers)
+        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
         of = self._layers[layer]
-        q, k = rotation.apply(q, k)
+        assert (k is None) == (v is None) == of.reuses_kv
+        if k is None or v is None:
+            q = rotation.apply_to_queries(q)
+        else:
+            q, k = rotation.apply(q, k)
+            self._stored[layer] = k, v
+        k, v = self._stored[self._kv_layers[layer]]
         outputs = []
         parts = zip(*(torch.split(tensor, self._lengths) for tensor in (q, k, v)), strict=True)
         for query, key, value in parts:

@@ -76,7 +76,7 @@ def measure(config: EngineConfig, prompt: list[int], shared: int, steps: int) ->
             answered.append(line)
     ours = torch.cat([torch.cat(answered) for answered in by_row])
     sequences = [[*start, *answer[:-1]] for start, answer in zip((prompt, other), answers, strict=True)]
-    kv = engine.runner.kv
+    [kv] = engine.runner.kv.groups
     assert kv.keys.dtype == torch.float8_e4m3fn
     stored = []
     for row, sequence in enumerate(sequences):

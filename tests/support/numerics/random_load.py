@@ -104,7 +104,7 @@ class _Audited:
         self._engine = engine
         self._scheduler = scheduler
         self._free: dict[int, IntArray] = {}
-        self._dirty = torch.zeros((), dtype=torch.int64, device=engine.runner.kv.keys.device)
+        self._dirty = torch.zeros((), dtype=torch.int64, device=engine.runner.kv.groups[0].keys.device)
         engine.runner.logits_hook = self._look
 
     def launch(self, plan: StepPlan) -> Any:
@@ -141,7 +141,7 @@ class _Audited:
             return
         kv = self._engine.runner.kv
         pages = torch.from_numpy(free).long().to(self._dirty.device)
-        for part in (kv.keys, kv.values):
+        for part in (pool for group in kv.groups for pool in (group.keys, group.values)):
             # One element of each position is enough: a position's heads are written together.
             self._dirty += part[:, pages, :, 0, 0].isnan().logical_not_().sum()
         self.audited_pages += len(free)

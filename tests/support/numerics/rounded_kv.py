@@ -51,7 +51,10 @@ class RoundedKVAttention:
     def __init__(self, kv: RoundedKV) -> None:
         self._kv = kv
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+    ) -> torch.Tensor:
+        assert k is not None and v is not None
         q, k = rotation.apply(q, k)
         k, v = self._kv(layer, k, v)
         queries = q.unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5

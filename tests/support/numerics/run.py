@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minisgl.attention.batch import PagedKV
+from minisgl.attention.batch import KVPool
 from minisgl.config import Device, DType, SchedulerConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
@@ -121,7 +121,7 @@ class Observer:
     def close(self) -> None:
         self._engine.close()
 
-    def tap(self, kv: PagedKV) -> Callable[[StepPlan, torch.Tensor], None]:
+    def tap(self, kv: KVPool) -> Callable[[StepPlan, torch.Tensor], None]:
         """Called by the engine's thread with the logits of each step."""
 
         def on_logits(plan: StepPlan, logits: torch.Tensor) -> None:
@@ -166,10 +166,11 @@ class Observer:
         return _number(request.id)
 
 
-def full_of_nan(kv: PagedKV, pages: IntArray) -> torch.Tensor:
+def full_of_nan(kv: KVPool, pages: IntArray) -> torch.Tensor:
     """True when all of these pages are full of NaN; the answer stays on the pool's device."""
-    index = torch.from_numpy(pages).long().to(kv.keys.device)
-    return kv.keys[:, index].isnan().all() & kv.values[:, index].isnan().all()
+    index = torch.from_numpy(pages).long().to(kv.groups[0].keys.device)
+    pools = [pool for group in kv.groups for pool in (group.keys, group.values)]
+    return torch.stack([pool[:, index].isnan().all() for pool in pools]).all()
 
 
 def serve(

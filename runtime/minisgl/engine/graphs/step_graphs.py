@@ -121,7 +121,7 @@ class StepGraphs:
         attention = runner.attention
         self._most_keys = attention.most_graph_keys
         self._is_long = attention.is_long
-        self._page_bytes = 2 * runner.kv.keys[0, 0].nbytes
+        self._page_bytes = 2 * max(group.keys[0, 0].nbytes for group in runner.kv.groups)
 
         def for_graph(size: StepSize) -> LayeredAttention | None:
             return attention.for_graph(size.decode, size.tokens, segments=size.segments + 1, prefix=size.prefix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -9,7 +10,8 @@ from typing import Final
 import torch
 
 from minisgl.attention.backend import AttentionShape
-from minisgl.attention.batch import PagedKV
+from minisgl.attention.batch import KVPool, PagedKV
+from minisgl.attention.select import KVGroup
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import KVScales
@@ -27,9 +29,14 @@ _CGROUP_FILES: Final = (
 """Files with limit and usage of the container's memory, in version 2 and version 1 of cgroups."""
 
 
-def page_bytes(shape: AttentionShape, layers: int) -> int:
+def page_bytes(groups: Sequence[KVGroup]) -> int:
     """Bytes of one page, keys and values of all layers, on one rank."""
-    return 2 * layers * shape.page_size * shape.kv_heads * shape.head_dim * shape.stored_dtype.itemsize
+    return sum(2 * len(layers) * math.prod(_page_shape(of)) * of.stored_dtype.itemsize for of, layers in groups)
+
+
+def _page_shape(shape: AttentionShape) -> tuple[int, int, int]:
+    """Shape of the keys of a page in one layer."""
+    return shape.page_size, shape.kv_heads, shape.head_dim
 
 
 def check_memory_balance(free: list[int]) -> None:
@@ -65,28 +72,32 @@ def num_pages_for_budget(
     return min(pages, rows * pages_per_row)
 
 
-def allocate(shape: AttentionShape, *, scales: Sequence[KVScales], num_pages: int, audit: bool) -> PagedKV:
-    """A pool of `num_pages` pages and the dummy page, for layers with these `scales`. Raises EngineError when the
+def allocate(groups: Sequence[KVGroup], *, scales: Sequence[KVScales], num_pages: int, audit: bool) -> KVPool:
+    """A pool of `num_pages` pages and the dummy page. `scales`: of each layer of the model. Raises EngineError when the
     memory is not available."""
-    layers = len(scales)
-    size = (layers, num_pages + 1, shape.page_size, shape.kv_heads, shape.head_dim)
+    device = groups[0].shape.device
+    # Uninitialized on a CPU: pages of the operating system are only taken when they are written. On CUDA zeros, for
+    # kernels that load whole pages and mask afterwards.
+    new = torch.zeros if device.type == "cuda" else torch.empty
+    found = []
     try:
-        # Uninitialized on a CPU: pages of the operating system are only taken when they are written. On CUDA zeros,
-        # for kernels that load whole pages and mask afterwards.
-        new = torch.zeros if shape.device.type == "cuda" else torch.empty
-        keys, values = (new(size, dtype=shape.stored_dtype, device=shape.device) for _ in range(2))
-        kv = PagedKV(keys, values, tuple(scales))
+        for of, layers in groups:
+            size = (len(layers), num_pages + 1, *_page_shape(of))
+            keys, values = (new(size, dtype=of.stored_dtype, device=device) for _ in range(2))
+            found.append(PagedKV(keys, values, tuple(scales[layer] for layer in layers)))
     except RuntimeError as error:
         raise EngineError(
             "out_of_memory",
-            f"a KV pool of {num_pages} pages ({(num_pages + 1) * page_bytes(shape, layers) / 2**30:.1f} GiB) does not "
+            f"a KV pool of {num_pages} pages ({(num_pages + 1) * page_bytes(groups) / 2**30:.1f} GiB) does not "
             f"fit: {error}; use fewer pages or a smaller memory fraction",
         ) from error
-    kv.keys[:, kv.dummy_page].zero_()
-    kv.values[:, kv.dummy_page].zero_()
+    for kv in found:
+        kv.keys[:, kv.dummy_page].zero_()
+        kv.values[:, kv.dummy_page].zero_()
+    pool = KVPool(tuple(found))
     if audit:
-        kv.poison(torch.arange(num_pages, device=shape.device))
-    return kv
+        pool.poison(torch.arange(num_pages, device=device))
+    return pool
 
 
 def free_memory(device: torch.device) -> int:

@@ -55,9 +55,11 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
     )
     rows = config.max_running
     with _without_libraries():
-        attention = select.AttentionKinds("auto", shapes, rows)
+        attention = select.AttentionKinds("auto", shapes, rows, model.kv_layers)
         shape = attention.shape
-        kv = kv_pool.allocate(shape, scales=[KVScales()] * model.num_layers, num_pages=_PAGES, audit=False)
+        kv = kv_pool.allocate(
+            attention.groups, scales=[KVScales()] * model.num_layers, num_pages=_PAGES, audit=False
+        )
         tables = Tables(rows, shape.pages_per_row, kv.dummy_page, model.vocab_size, _DEVICE)
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
         yield Runner(decoder, parallel, kv, tables, attention.over(kv))

@@ -34,3 +34,12 @@ def rotate_and_store(
     put(keys.flatten(0, 1), locations, k)
     put(values.flatten(0, 1), locations, v)
     return q, k[kept_from:].to(q.dtype), v[kept_from:].to(q.dtype)
+
+
+def rotate_queries(q: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """q [T, Hq, D], rotated, for layers that store no keys. The last two dimensions of q are contiguous."""
+    if q.is_cuda:
+        from minisgl.kernels.attention.rotary_triton import rotate_queries_cuda
+
+        return rotate_queries_cuda(q, rotation)
+    return rotation.apply_to_queries(q)

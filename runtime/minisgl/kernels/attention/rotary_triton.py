@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from minisgl.kernels.attention.rotation import Rotation
-from minisgl.kernels.attention.stored_kv import FP8, KVScales
+from minisgl.kernels.attention.stored_kv import FP8, UNSCALED, KVScales
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
 
@@ -139,3 +139,9 @@ def rotate_and_store_cuda(
             num_warps=max(together * pairs // 256, 1), **dependent_launch(q.device),
         )  # fmt: skip
     return q_out, kept_keys, kept_values
+
+
+def rotate_queries_cuda(q: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    none = q[:, :0]
+    out, _, _ = rotate_and_store_cuda(q, none, none, rotation, none, none, none, len(q), UNSCALED)
+    return out

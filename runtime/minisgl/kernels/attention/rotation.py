@@ -27,6 +27,10 @@ class Rotation:
             q, k = rms_norm(q, self.q_gain, self.eps), rms_norm(k, self.k_gain, self.eps)
         return rotate(q, self.cos_sin), rotate(k, self.cos_sin)
 
+    def apply_to_queries(self, q: torch.Tensor) -> torch.Tensor:
+        """`apply` for queries alone."""
+        return rotate(q if self.q_gain is None else rms_norm(q, self.q_gain, self.eps), self.cos_sin)
+
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotate the pairs (i, i + D/2) of x [T, H, D] in float32. Returns x's dtype."""
