@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.errors import ModelError
 from minisgl.models.checkpoint import check_tensor, stored_tensors
 from minisgl.models.config import ModelConfig, read_json
-from minisgl.models.errors import ModelError
 
 _MAX_LISTED = 10
 """Problems with the same code that are listed one by one."""
@@ -118,7 +118,7 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
 def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointReport, headers_only: bool) -> None:
     from minisgl.models.decoder import checkpoint_parameters
     from minisgl.models.kv_scales import read_kv_scales
-    from minisgl.models.weights import unknown_tensors
+    from minisgl.models.weights import left_out_message, unexpected_tensors, unread_tensors
 
     try:
         tensors = stored_tensors(folder)
@@ -149,14 +149,13 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         if len(findings) > _MAX_LISTED:
             report.problems.append(Finding(code, f"… and {len(findings) - _MAX_LISTED} more tensors"))
     try:
-        unknown = unknown_tensors(tensors, parameters)
+        unread = unread_tensors(tensors, parameters)
+        if unread.unexpected:
+            raise unexpected_tensors(unread.unexpected, tensors)
+        if unread.left_out:
+            report.notes.append(Finding("left_out_tensors", left_out_message(unread.left_out)))
     except ModelError as error:
         report.problems.append(Finding(error.code, str(error)))
-        unknown = []
-    if unknown:
-        file = tensors[unknown[0]].file.name
-        message = f"{len(unknown)} tensors are not used; the first one is {unknown[0]} in {file}"
-        report.notes.append(Finding("unknown_tensors", message))
     if headers_only:
         return
     try:

@@ -12,9 +12,10 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from minisgl.errors import ModelError
 from minisgl.json_file import check_size
 from minisgl.layers.weights.formats import TensorSpec, unsupported_quantization
-from minisgl.models.errors import ModelError
+from minisgl.layers.weights.names import own_name
 
 _AGAIN: Final = "download the file again"
 _MAX_INDEX_BYTES: Final = 128 << 20
@@ -60,6 +61,8 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     place: tuple[int, int]
     """Offsets in the file of its first byte and behind its last one."""
+    name: str
+    """Its name in the file."""
 
     def bytes_of(self, elements: int) -> int:
         """Bytes of so many elements."""
@@ -67,10 +70,11 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Stored tensors by name. Raises ModelError when there are no weights, or a file is truncated or damaged."""
+    """Stored tensors by `names.own_name`. Raises ModelError when there are no weights, or a file is truncated or
+    damaged."""
     tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(directory):
-        tensors.update(_read_header(file))
+        tensors.update({own_name(name): stored for name, stored in _read_header(file).items()})
     return tensors
 
 
@@ -170,7 +174,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
         for name, raw in header.items():
             entry = _entry_decoder.decode(raw)
             first, last = entry.data_offsets
-            stored = StoredTensor(file, entry.dtype, entry.shape, (8 + length + first, 8 + length + last))
+            stored = StoredTensor(file, entry.dtype, entry.shape, (8 + length + first, 8 + length + last), name)
             if stored.dtype in _ITEM_BYTES and last - first != stored.bytes_of(math.prod(entry.shape)):
                 raise ModelError("corrupt_checkpoint", f"{file}: size and shape of {name:.200} disagree; {_AGAIN}")
             if 8 + length + last > size:

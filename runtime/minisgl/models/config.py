@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from minisgl.config import Device, DType
+from minisgl.errors import ModelError
 from minisgl.json_file import read_json_object
 from minisgl.layers.weights.formats import (
     Quantization,
@@ -19,7 +20,6 @@ from minisgl.layers.weights.formats import (
     unsupported_quantization,
 )
 from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig, kv_layers
-from minisgl.models.errors import ModelError
 from minisgl.models.families import FAMILIES
 from minisgl.models.families.common import MAX_POSITIONS, max_positions
 from minisgl.models.fields import Fields

@@ -295,7 +295,13 @@ class Decoder:
         config.check_tensor_parallel(parallel.size)
         device = torch.device(device)
         self.config = config
-        self.parameters = Parameters(dtype, device, config.quantization, keep_quantized=keep_quantized)
+        self.parameters = Parameters(
+            dtype,
+            device,
+            config.quantization,
+            keep_quantized=keep_quantized,
+            left_out=config.decoder.names.left_out,
+        )
         shard = VocabularyShard(config.vocab_size, parallel)
         self.vocab_start = shard.start
         """First token of this rank's shard of the vocabulary."""

@@ -103,6 +103,9 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor with the rows of queries, keys and values."""
     fused_gate_up: str | None = None
     """One tensor with the rows of gate and up projection."""
+    left_out: tuple[str, ...] = ()
+    """Beginnings of the whole names of tensors that are not read on purpose, such as layers that predict further
+    tokens."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):

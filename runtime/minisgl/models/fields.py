@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from minisgl.models.errors import ModelError
+from minisgl.errors import ModelError
 
 _LARGEST: Final = 2**31 - 1
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 
 
 def check_fit(model: ModelConfig, engine: EngineConfig, memory: int | None) -> None:

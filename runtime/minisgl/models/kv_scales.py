@@ -9,9 +9,9 @@ from typing import Final
 
 from safetensors import safe_open
 
+from minisgl.errors import ModelError
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.models.checkpoint import StoredTensor, stored_tensors
-from minisgl.models.errors import ModelError
 
 _KEY_NAMES: Final = (
     *("self_attn.k_scale", "self_attn.k_proj.output_scale", "self_attn.k_proj.k_scale"),
@@ -57,13 +57,14 @@ def _scale(tensors: Mapping[str, StoredTensor], layer: str, names: tuple[str, ..
     if math.prod(stored.shape) != 1:
         raise ModelError(
             "wrong_shape",
-            f"{stored.file.name}: {name} has shape {list(stored.shape)}; one scale per layer is supported, so serve "
-            "this checkpoint without --kv-cache-dtype fp8",
+            f"{stored.file.name}: {stored.name} has shape {list(stored.shape)}; one scale per layer is supported, so "
+            "serve this checkpoint without --kv-cache-dtype fp8",
         )
     with safe_open(stored.file, framework="pt") as file:
-        scale = float(file.get_tensor(name).float())
+        scale = float(file.get_tensor(stored.name).float())
     if not (math.isfinite(scale) and scale > 0):
         raise ModelError(
-            "corrupt_checkpoint", f"{stored.file.name}: {name} is {scale}, not a positive number; download it again"
+            "corrupt_checkpoint",
+            f"{stored.file.name}: {stored.name} is {scale}, not a positive number; download it again",
         )
     return scale

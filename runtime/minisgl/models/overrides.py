@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from minisgl.models.errors import ModelError
+from minisgl.errors import ModelError
 from minisgl.options import closest
 
 CONFIG_FIELDS: Final = frozenset(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
-from minisgl.models.errors import ModelError
 from minisgl.models.fields import Fields
 
 _OBJECTS: Final = ("rope_parameters", "rope_scaling")

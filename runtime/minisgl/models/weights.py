@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,12 +15,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from minisgl.errors import ModelError
 from minisgl.layers.weights.allocate import KINDS
 from minisgl.layers.weights.formats import BLOCK, WeightFormat, unsupported_quantization
+from minisgl.layers.weights.names import is_unused
 from minisgl.layers.weights.parameters import Parameters, Source, in_order
 from minisgl.layers.weights.weight import NotFiniteError
 from minisgl.models.checkpoint import StoredTensor, check_tensor, stored_tensors
-from minisgl.models.errors import ModelError
 from minisgl.models.kv_scales import is_kv_scale
 
 logger = logging.getLogger(__name__)
@@ -50,12 +52,12 @@ def load_weights(
     """Fill every parameter; returns the bytes read.
 
     Files are mapped into memory and each tensor is copied to its final place, so host memory does not grow with the
-    model. Only this rank's part of a split tensor is read. All headers are checked before the first byte is read. One
-    warning lists tensors that the model does not use. Raises ModelError.
+    model. Only this rank's part of a split tensor is read. All headers are checked before the first byte is read. A
+    tensor that nobody expects is an error; one line of the log says what is left out on purpose. Raises ModelError.
     """
     tensors = stored_tensors(Path(directory))
     reads = [_plan(source, tensors) for source in parameters.sources]
-    _warn_of_unknown(tensors, parameters)
+    _check_unread(tensors, parameters)
     total = sum(read.num_bytes for read in reads)
     done = 0
     lock = threading.Lock()
@@ -127,7 +129,8 @@ class _OpenFiles:
             if file not in self._handles:
                 self._handles[file] = self._stack.enter_context(safe_open(file, framework="pt"))
             handle = self._handles[file]
-            tensor: torch.Tensor = handle.get_slice(name)[take] if take else handle.get_tensor(name)
+            named = stored[name].name
+            tensor: torch.Tensor = handle.get_slice(named)[take] if take else handle.get_tensor(named)
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 "corrupt_checkpoint", f"{file}: cannot read {name}: {error}; download the file again"
@@ -172,26 +175,60 @@ def _fill(read: _Read, stored: WeightFormat, files: _OpenFiles) -> None:
             ) from error
 
 
-def _warn_of_unknown(tensors: dict[str, StoredTensor], parameters: Parameters) -> None:
-    unknown = unknown_tensors(tensors, parameters)
-    if unknown:
-        logger.warning(
-            "the checkpoint has %d tensors that the model does not use: %s%s",
-            len(unknown),
-            ", ".join(unknown[:5]),
-            ", …" if len(unknown) > 5 else "",
-        )
+def _check_unread(tensors: dict[str, StoredTensor], parameters: Parameters) -> None:
+    """Raise ModelError for tensors that should be read, and say which ones are left out."""
+    unread = unread_tensors(tensors, parameters)
+    with ExitStack() as stack:
+        files = _OpenFiles(stack)
+        unexpected = [*unread.unexpected, *(name for name in unread.zeros if files.read(tensors, name, ()).any())]
+    if unexpected:
+        raise unexpected_tensors(unexpected, tensors)
+    if unread.left_out:
+        logger.info("%s", left_out_message(unread.left_out))
 
 
-def unknown_tensors(tensors: dict[str, StoredTensor], parameters: Parameters) -> list[str]:
-    """Tensors that no parameter uses, except those derived from others (RoPE tables, a tied head) and scales of the KV
-    cache. Raises ModelError for one without which the weights mean something else."""
+class Unread(NamedTuple):
+    """Names of stored tensors that no parameter reads, except those that change nothing."""
+
+    unexpected: list[str]
+    """Nobody knows what they are for."""
+    left_out: list[str]
+    """The model is served without them on purpose."""
+    zeros: list[str]
+    """They are harmless if they are zero."""
+
+
+def unread_tensors(tensors: dict[str, StoredTensor], parameters: Parameters) -> Unread:
+    """Sort the stored tensors that no parameter reads. Raises ModelError for one without which the weights mean
+    something else."""
     known = {name for source in parameters.sources for name in source.tensors}
-    unknown = sorted(
-        name
-        for name in tensors.keys() - known
-        if not (name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight" or is_kv_scale(name))
+    found = Unread([], [], [])
+    for name in sorted(tensors.keys() - known):
+        if name.startswith(parameters.left_out):
+            found.left_out.append(name)
+        elif name.endswith(".weight_g_idx"):
+            raise unsupported_quantization(f"act-order ({name} reorders the inputs of that layer)")
+        elif name.endswith(".bias") and f"{name.removesuffix('bias')}qweight" in tensors:
+            # Tools that quantize write one for every layer.
+            found.zeros.append(name)
+        elif not is_unused(name) and not is_kv_scale(name):
+            found.unexpected.append(name)
+    return found
+
+
+def unexpected_tensors(names: Sequence[str], tensors: Mapping[str, StoredTensor]) -> ModelError:
+    """Error about tensors that nobody expects."""
+    first = tensors[names[0]]
+    others = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+    return ModelError(
+        "unexpected_tensor",
+        f"{first.file.name}: the model has no place for {first.name:.200}{others}, so its answers would be wrong; "
+        "check that config.json belongs to these weights",
     )
-    if reordered := next((name for name in unknown if name.endswith(".weight_g_idx")), None):
-        raise unsupported_quantization(f"act-order ({reordered} reorders the inputs of that layer)")
-    return unknown
+
+
+def left_out_message(names: Sequence[str]) -> str:
+    """What is left out, by the first two parts of the names."""
+    parts = Counter(".".join(name.split(".")[: 2 if name.startswith("model.") else 1]) for name in names)
+    listed = ", ".join(f"{part} ({count})" for part, count in parts.most_common(10))
+    return f"{len(names)} tensors of the checkpoint are left out, as only its text model is served: {listed}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl import logging as log
-from minisgl.errors import LauncherError
+from minisgl.errors import LauncherError, ModelError
 from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.devices import device_memory
 from minisgl.launcher.group import GroupSpec
@@ -23,7 +23,6 @@ from minisgl.launcher.restarts import GroupState
 from minisgl.launcher.signals import Signals
 from minisgl.launcher.supervisor import Supervisor
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.models.fit import check_fit
 from minisgl.replica.diagnosis import diagnose, shortened, timestamp
 from minisgl.replica.epoch import MemberAddress, plan_epoch

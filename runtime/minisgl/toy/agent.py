@@ -15,8 +15,8 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.toy.agent_cases import all_forms, examples, held_out_conversations
 from minisgl.toy.agent_formats import TEMPLATES
 from minisgl.toy.agent_rows import AgentRows, Batch

@@ -16,8 +16,8 @@ from typing import Any, Final
 import torch
 from tokenizers import Tokenizer
 
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl.toy.demo_rows import ROW_TOKENS, DemoRows, judged_rows
 from minisgl.toy.tiny import write_checkpoint

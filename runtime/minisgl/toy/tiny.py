@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save
 from tokenizers import Tokenizer
 
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import checkpoint_parameters
 from minisgl.models.decoder_config import MoeConfig
-from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import random_tensor
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS, quantize
 from minisgl.toy.tiny_tokenizer import FAMILIES, Family, is_lone_byte, train_tokenizer

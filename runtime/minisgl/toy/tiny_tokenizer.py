@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from minisgl.models.errors import ModelError
+from minisgl.errors import ModelError
 
 _BYTES: Final = 256
 _LEARNED: Final = 256

@@ -12,9 +12,8 @@ import torch
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.engine import create_engine
-from minisgl.errors import EngineError
+from minisgl.errors import EngineError, ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.toy.tiny import write_tiny_checkpoint
 from minisgl.wire.status import DataTypes
 

@@ -80,8 +80,13 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
     (checkpoint / "tokenizer_config.json").write_text("{}")
     report = check_checkpoint(checkpoint)
-    assert {problem.code for problem in report.problems} == {"missing_tensor", "wrong_shape", "no_tokenizer"}
-    assert {note.code for note in report.notes} == {"unknown_tensors", "no_chat_template"}
+    assert {problem.code for problem in report.problems} == {
+        "missing_tensor",
+        "wrong_shape",
+        "no_tokenizer",
+        "unexpected_tensor",
+    }
+    assert {note.code for note in report.notes} == {"no_chat_template"}
 
 
 def test_many_missing_tensors_are_summarized(tmp_path: Path) -> None:

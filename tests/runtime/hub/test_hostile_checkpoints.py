@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import pytest
 
 from minisgl.cli.main import main
-from minisgl.errors import TokenizerError
+from minisgl.errors import ModelError, TokenizerError
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import MoeConfig
-from minisgl.models.errors import ModelError
 from minisgl.tokenizer.trial import try_files
 from minisgl.toy.tiny import write_tiny_checkpoint
 

@@ -34,7 +34,7 @@ def copied(checkpoint: Path, name: str = "copy") -> Path:
 
 def change_weight(checkpoint: Path, name: str) -> None:
     """Change one bit in the middle of a tensor."""
-    file, _, _, (first, end) = stored_tensors(checkpoint)[name]
+    file, _, _, (first, end), _ = stored_tensors(checkpoint)[name]
     content = bytearray(file.read_bytes())
     content[(first + end) // 2] ^= 1
     file.write_bytes(content)

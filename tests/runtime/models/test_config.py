@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,8 +8,8 @@ import pytest
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.models.fit import check_fit
 
 MODEL = ModelConfig.parse(BUILTIN_CONFIGS["qwen3-0.6b"])

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.errors import ModelError
 from minisgl.layers.weights import parameters
 from minisgl.layers.weights.allocate import Experts
 from minisgl.layers.weights.dense import DenseWeight
@@ -18,7 +19,6 @@ from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.weight import Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder, DecoderLayer, FeedForward, SparseFeedForward
-from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS
 from minisgl.toy.tiny import write_tiny_checkpoint

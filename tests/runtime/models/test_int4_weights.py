@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.errors import ModelError
 from minisgl.kernels.linear.int4_packed import dequantize_words, pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.layers.weights import parameters
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.numerics.ranks import all_logits, load, run_ranks

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from minisgl.config import EngineConfig
+from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.models.fit import check_fit
 from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS
 

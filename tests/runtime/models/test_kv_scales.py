@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from minisgl.errors import ModelError
 from minisgl.kernels.attention.stored_kv import KVScales
-from minisgl.models.errors import ModelError
 from minisgl.models.kv_scales import read_kv_scales
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.models.errors import ModelError
 from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS, override
 from minisgl.models.weights import load_weights
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint

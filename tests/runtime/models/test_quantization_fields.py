@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minisgl.errors import ModelError
 from minisgl.layers.weights.formats import (
     Fp8Blocks,
     Fp8Channels,
@@ -18,7 +19,6 @@ from minisgl.layers.weights.formats import (
 )
 from minisgl.models.checkpoint import stored_tensors
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 
 QWEN3_FP8: dict[str, Any] = {
     "activation_scheme": "dynamic",

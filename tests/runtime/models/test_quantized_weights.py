@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.errors import ModelError
 from minisgl.hub.check import check_checkpoint
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.formats import Int4Groups
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import random_tensor
 from minisgl.models.weights import load_weights
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS, quantize

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.errors import ModelError
 from minisgl.models.checkpoint import stored_tensors
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.models.errors import ModelError
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
@@ -150,19 +150,28 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "convert" in str(failure(checkpoint))
 
 
-def test_unknown_tensors_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tensors_that_nobody_expects_are_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2")
-    expected = all_logits(load(checkpoint), [[1, 2, 3]])
     derived = {"lm_head.weight": torch.zeros(576, 128), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     edit(checkpoint / "model.safetensors", lambda t: t.update(derived))
     with caplog.at_level(logging.WARNING):
         load(checkpoint)
     assert not caplog.records
-    edit(checkpoint / "model.safetensors", lambda t: t.update({"vision.weight": torch.ones(1)}))
-    with caplog.at_level(logging.WARNING):
-        assert torch.equal(all_logits(load(checkpoint), [[1, 2, 3]]), expected)
-    (record,) = caplog.records
-    assert "vision.weight" in record.getMessage()
+    unexpected = {"model.layers.0.mlp.gate_scale": torch.ones(1), "vision_tower.weight": torch.ones(1)}
+    edit(checkpoint / "model.safetensors", lambda t: t.update(unexpected))
+    error = failure(checkpoint)
+    assert error.code == "unexpected_tensor"
+    assert "model.layers.0.mlp.gate_scale and 1 more tensors" in str(error)
+
+
+def test_biases_of_quantized_layers_without_one_must_be_zero(tmp_path: Path) -> None:
+    sizes = {"hidden": 256, "intermediate": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen3", quantization="gptq", **sizes)
+    name = "model.layers.0.mlp.down_proj.bias"
+    edit(checkpoint / "model.safetensors", lambda t: t.update({name: torch.zeros(256)}))
+    load(checkpoint)
+    edit(checkpoint / "model.safetensors", lambda t: t.update({name: torch.ones(256)}))
+    assert name in str(failure(checkpoint))
 
 
 def test_weights_without_an_index_may_be_in_any_files(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
 from support.numerics.ranks import all_logits, load
 

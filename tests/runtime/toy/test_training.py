@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
-from minisgl.models.errors import ModelError
 from minisgl.toy.demo import demo_config, demo_tokenizer, write_demo_checkpoint
 from minisgl.toy.demo_rows import ROW_TOKENS, DemoRows
 from minisgl.toy.muon import orthogonal

@@ -6,11 +6,13 @@ buffers are drawn at random, and matrices are three times as large.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors.torch import load_file, save_file
 
 _SIZES: Final[Mapping[str, Any]] = {
     "vocab_size": 300,
@@ -125,6 +127,27 @@ def write_family_checkpoint(folder: Path, name: str, seed: int = 0, **changes: A
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_SIZES, **settings, **changes}))
         randomize(model)
     model.float().save_pretrained(folder)
+    return folder
+
+
+def write_multimodal_checkpoint(
+    folder: Path, text: Path, architecture: str, towers: Sequence[str], *, newer: bool
+) -> Path:
+    """Write the text model of the checkpoint `text` in the form of a multimodal one, with a tensor in each of `towers`:
+    as files of today, or as those of before. Returns `folder`."""
+    folder.mkdir()
+    tensors = {}
+    for name, tensor in load_file(text / "model.safetensors").items():
+        inner = name.removeprefix("model.")
+        is_head = name == inner
+        stored = f"model.language_model.{inner}" if newer and not is_head else name
+        tensors[stored if newer else f"language_model.{name}"] = tensor
+    for tower in towers:
+        tensors[f"model.{tower}.weight" if newer else f"{tower}.weight"] = torch.ones(3)
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((text / "config.json").read_text())
+    whole = {"architectures": [architecture], "dtype": "float32", "vision_config": {}, "text_config": config}
+    (folder / "config.json").write_text(json.dumps(whole))
     return folder
 
 

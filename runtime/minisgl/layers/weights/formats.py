@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from minisgl.errors import ModelError
+from minisgl.layers.weights.names import stored_names
 
 FLOATS: Final = ("F32", "BF16", "F16")
 """safetensors' names of the element types of weights and scales."""
@@ -144,9 +145,11 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
     def format_of(self, layer: str) -> WeightFormat | None:
         """Format of a linear layer such as `model.layers.0.mlp.up_proj`; None: it is not quantized."""
-        if any(f".{name}." in f".{layer}." for name in self.ignored):
+        names = stored_names(layer)
+        if any(f".{part}." in f".{name}." for part in self.ignored for name in names):
             return None
-        return None if any(re.match(pattern, layer) for pattern in self.ignored_patterns) else self.format
+        matched = any(re.match(pattern, name) for pattern in self.ignored_patterns for name in names)
+        return None if matched else self.format
 
     @property
     def name(self) -> str:

@@ -67,9 +67,12 @@ class Parameters:
         quantization: Quantization | None = None,
         *,
         keep_quantized: bool | None = None,
+        left_out: tuple[str, ...] = (),
     ) -> None:
         """`quantization`: that of the checkpoint. `keep_quantized`: weights stay as the checkpoint stores them where
-        kernels can take them so; None: if the device has such kernels."""
+        kernels can take them so; None: if the device has such kernels. `left_out`: beginnings of the names of tensors
+        of the checkpoint that are not read on purpose."""
+        self.left_out = left_out
         self.dtype = dtype
         self.device = device
         self._quantization = quantization

@@ -41,6 +41,6 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "Ernie4_5ForCausalLM": ernie.ernie,
     "Gemma2ForCausalLM": gemma.gemma2,
     "Gemma3ForCausalLM": gemma.gemma3,
-    "Gemma3ForConditionalGeneration": gemma.gemma3,
+    "Gemma3ForConditionalGeneration": gemma.gemma3_multimodal,
 }
 """Readers by the name in `architectures`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from minisgl.errors import ModelError
 from minisgl.layers.norm_config import NormConfig
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.decoder_config import (
@@ -13,13 +14,14 @@ from minisgl.models.decoder_config import (
     FeedForwardConfig,
     LayerConfig,
 )
-from minisgl.models.errors import ModelError
 from minisgl.models.fields import Fields
 from minisgl.models.rope_fields import read_rope
 
 MAX_LAYERS: Final = 1024
 MAX_HEADS: Final = 1 << 14
 MAX_POSITIONS: Final = 1 << 24
+IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+"""Beginnings of the names of a checkpoint's tensors for images, in older and newer files."""
 
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from msgspec.structs import replace
+
+from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
-from minisgl.models.decoder_config import DecoderConfig, LayerConfig
-from minisgl.models.errors import ModelError
+from minisgl.models.decoder_config import DecoderConfig, LayerConfig, TensorNames
 from minisgl.models.families.common import (
+    IMAGES,
     are_windowed,
     attention,
     dense,
@@ -41,6 +44,11 @@ def gemma3(config: Fields) -> DecoderConfig:
         config.all, local_theta=config.number("rope_local_base_freq", default=10_000.0), theta=1_000_000.0
     )
     return _family(config, windowed, (rope_of(config, whole), rope_of(config, local)), query_key_norm="head")
+
+
+def gemma3_multimodal(config: Fields) -> DecoderConfig:
+    """The text model of a multimodal checkpoint."""
+    return replace(gemma3(config), names=TensorNames(left_out=IMAGES))
 
 
 def _family(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from minisgl.models.decoder_config import DecoderConfig, LayerConfig, QueryGrowth
-from minisgl.models.errors import ModelError
-from minisgl.models.families.common import attention, dense, max_positions, norm, repeated, rope_of, window
+from minisgl.errors import ModelError
+from minisgl.models.decoder_config import DecoderConfig, LayerConfig, QueryGrowth, TensorNames
+from minisgl.models.families.common import IMAGES, attention, dense, max_positions, norm, repeated, rope_of, window
 from minisgl.models.fields import Fields
 
 
@@ -32,15 +32,14 @@ def ministral3(config: Fields) -> DecoderConfig:
 def mistral3(config: Fields) -> DecoderConfig:
     """The text model of a multimodal checkpoint."""
     kind = config.raw("model_type")
-    if kind == "mistral":
-        return _uniform(config, window(config))
-    if kind == "ministral3":
-        return ministral3(config)
-    raise ModelError(
-        "unsupported_architecture",
-        f"config.json: Mistral3ForConditionalGeneration with a text model of type {kind!r:.40} is not supported; "
-        "supported are mistral and ministral3",
-    )
+    if kind not in ("mistral", "ministral3"):
+        raise ModelError(
+            "unsupported_architecture",
+            f"config.json: Mistral3ForConditionalGeneration with a text model of type {kind!r:.40} is not supported; "
+            "supported are mistral and ministral3",
+        )
+    family = ministral3(config) if kind == "ministral3" else _uniform(config, window(config))
+    return replace(family, names=TensorNames(left_out=IMAGES))
 
 
 def _uniform(config: Fields, size: int | None) -> DecoderConfig:

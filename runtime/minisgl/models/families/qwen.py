@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from minisgl.errors import ModelError
 from minisgl.models.decoder_config import DecoderConfig, LayerConfig, MoeConfig
-from minisgl.models.errors import ModelError
 from minisgl.models.families.common import (
     are_windowed,
     attention,
