@@ -9,7 +9,8 @@ from minisgl.grammar import lark
 from minisgl.grammar.build import fragment
 from minisgl.grammar.lark import Fragment
 from minisgl.parsing.answer_format import AnswerFormat
-from minisgl.parsing.call_grammar import CallableTool, CallRules, call_rules, marker
+from minisgl.parsing.call_grammar import call_rules
+from minisgl.parsing.call_rules import CallableTool, CallRules, marker
 from minisgl.parsing.llama_json import PYTHON_TAG
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.wire.text import StructuredOutput

@@ -74,7 +74,7 @@ class ToolSchema:
 
     def ways(self) -> list[Arguments]:
         """Return all ways to call the tool, at least one. Raises GrammarError for a strict tool."""
-        found = [self._arguments(one) for one in self.alternatives(Value(self._root, ())) if "object" in one.types]
+        found = [self.arguments(one) for one in self.alternatives(Value(self._root, ())) if "object" in one.types]
         ways = [one for one in found if one is not None]
         if not ways:
             raise unsupported((), "no arguments are valid")
@@ -116,7 +116,7 @@ class ToolSchema:
             raise too_complex(path, f"more than {_MAX_CHECKED} parameters with combinations of schemas")
         return "not checked"
 
-    def _arguments(self, way: Alternative) -> Arguments | None:
+    def arguments(self, way: Alternative) -> Arguments | None:
         """Return the arguments of one alternative; None if it has none that can be written."""
         names = dict.fromkeys(name for part in way.parts for name in part.schema.get("properties", ()))
         is_listed = any("properties" in part.schema for part in way.parts)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
-from minisgl.parsing import hermes, mistral, qwen_xml
+from minisgl.parsing import gemma_call, hunyuan, marked_json, mistral, pythonic, xml_call
 from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.marked_json import JsonSyntax
+from minisgl.parsing.xml_call import XmlSyntax
 
 Call: TypeAlias = tuple[str, Any]
 """Name of a function, and its arguments: an object, or their text where that is not valid JSON."""
@@ -19,20 +22,29 @@ def call_text(answers: AnswerFormat, calls: Sequence[Call]) -> str:
     return _WRITERS[answers.tools.name](answers, calls)
 
 
-def _hermes(_: AnswerFormat, calls: Sequence[Call]) -> str:
-    return "\n".join(f"{hermes.START}\n{_object(call, 'arguments')}\n{hermes.END}" for call in calls)
+def _marked_json(syntax: JsonSyntax, _: AnswerFormat, calls: Sequence[Call]) -> str:
+    bodies = [_object(call, "arguments") for call in calls]
+    if syntax.is_list:
+        bodies = [f"[{', '.join(bodies)}]"]
+    marked = [f"{syntax.start}{syntax.around}{body}{syntax.end and syntax.around + syntax.end}" for body in bodies]
+    return syntax.between.join(marked)
 
 
-def _qwen_xml(_: AnswerFormat, calls: Sequence[Call]) -> str:
+def _xml(syntax: XmlSyntax, _: AnswerFormat, calls: Sequence[Call]) -> str:
     def parameter(name: str, value: Any) -> str:
         text = value if isinstance(value, str) else _json(value)
-        return f"{qwen_xml.PARAMETER}{name}>\n{text}\n{qwen_xml.END_PARAMETER}\n"
+        key = f"{syntax.key[0]}{name}{syntax.key[1]}{syntax.behind_key}"
+        return f"{key}{text.join((syntax.around_value,) * 2).join(syntax.value)}{syntax.behind_value}"
 
     def function(name: str, arguments: Any) -> str:
         parameters = "".join(parameter(*item) for item in _items(arguments))
-        return f"{qwen_xml.FUNCTION}{name}>\n{parameters}{qwen_xml.END_FUNCTION}"
+        return f"{name.join(syntax.name)}{syntax.behind_name}{parameters}{syntax.end_function}"
 
-    return "\n".join(f"{qwen_xml.START}\n{function(*call)}\n{qwen_xml.END}" for call in calls)
+    begin, end = syntax.start + syntax.behind_start, syntax.behind_function + syntax.end
+    functions = [function(*call) for call in calls]
+    if syntax.has_shared_markers:
+        return f"{begin}{syntax.between.join(functions)}{end}"
+    return syntax.between.join(f"{begin}{function}{end}" for function in functions)
 
 
 def _llama_json(_: AnswerFormat, calls: Sequence[Call]) -> str:
@@ -40,10 +52,41 @@ def _llama_json(_: AnswerFormat, calls: Sequence[Call]) -> str:
 
 
 def _pythonic(_: AnswerFormat, calls: Sequence[Call]) -> str:
-    def function(name: str, arguments: Any) -> str:
-        return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in _items(arguments))})"
+    return f"[{', '.join(_python_call(*call) for call in calls)}]"
 
-    return f"[{', '.join(function(*call) for call in calls)}]"
+
+def _pythonic_lines(_: AnswerFormat, calls: Sequence[Call]) -> str:
+    return "\n".join((pythonic.START, *(_python_call(*call) for call in calls), pythonic.END))
+
+
+def _python_call(name: str, arguments: Any) -> str:
+    return f"{name}({', '.join(f'{key}={_json(value)}' for key, value in _items(arguments))})"
+
+
+def _hunyuan(_: AnswerFormat, calls: Sequence[Call]) -> str:
+    def function(name: str, arguments: Any) -> str:
+        return f"{hunyuan.CALL}{name}{hunyuan.OPEN}{_json(arguments)}{hunyuan.CLOSE}{hunyuan.END_CALL}"
+
+    return "\n".join((hunyuan.START, *(function(*call) for call in calls), hunyuan.END))
+
+
+def _hunyuan_list(_: AnswerFormat, calls: Sequence[Call]) -> str:
+    return f"{hunyuan.START}[{', '.join(_object(call, 'arguments') for call in calls)}]{hunyuan.END}"
+
+
+def _gemma(_: AnswerFormat, calls: Sequence[Call]) -> str:
+    def text(value: Any) -> str:
+        match value:
+            case str():
+                return f"{gemma_call.QUOTE}{value}{gemma_call.QUOTE}"
+            case list():
+                return f"[{','.join(map(text, value))}]"
+            case dict():
+                return f"{{{','.join(f'{key}:{text(one)}' for key, one in value.items())}}}"
+        return _json(value)
+
+    begin = gemma_call.START + gemma_call.CALL
+    return "".join(f"{begin}{name}{text(dict(_items(arguments)))}{gemma_call.END}" for name, arguments in calls)
 
 
 def _mistral(answers: AnswerFormat, calls: Sequence[Call]) -> str:
@@ -66,9 +109,13 @@ def _items(arguments: Any) -> list[tuple[str, Any]]:
 
 
 _WRITERS: Final[Mapping[str, Callable[[AnswerFormat, Sequence[Call]], str]]] = {
-    "hermes": _hermes,
-    "qwen3_coder": _qwen_xml,
+    **{name: partial(_marked_json, syntax) for name, syntax in marked_json.SYNTAXES.items()},
+    **{name: partial(_xml, syntax) for name, syntax in xml_call.SYNTAXES.items()},
     "llama3_json": _llama_json,
     "pythonic": _pythonic,
+    "olmo3": _pythonic_lines,
+    "hunyuan": _hunyuan,
+    "hunyuan_a13b": _hunyuan_list,
+    "gemma4": _gemma,
     "mistral": _mistral,
 }

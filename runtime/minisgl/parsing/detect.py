@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat, answer_format
-from minisgl.parsing.hermes import HERMES
+from minisgl.parsing.gemma_call import GEMMA
+from minisgl.parsing.hunyuan import HUNYUAN, HUNYUAN_LIST
 from minisgl.parsing.llama_json import LLAMA_JSON
+from minisgl.parsing.marked_json import JSON_FORMATS
 from minisgl.parsing.mistral import MISTRAL
-from minisgl.parsing.names import Parsers, ReasoningParser, ToolCallParser
-from minisgl.parsing.pythonic import PYTHONIC
-from minisgl.parsing.qwen_xml import QWEN_XML
+from minisgl.parsing.names import Parsers, ReasoningParser
+from minisgl.parsing.pythonic import PYTHONIC, PYTHONIC_LINES
 from minisgl.parsing.reasoning import ReasoningFormat
 from minisgl.parsing.tool_format import ToolFormat
+from minisgl.parsing.xml_call import XML_FORMATS
 
 _THINK: Final = ReasoningFormat("qwen3", "<think>", "</think>")
 _THINK_ALWAYS: Final = ReasoningFormat("deepseek_r1", "<think>", "</think>", is_forced=True)
@@ -23,13 +25,21 @@ _SEED_THINK: Final = ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"
 _KIMI_THINK: Final = ReasoningFormat("kimi", "◁think▷", "◁/think▷")
 _GRANITE_THINK: Final = ReasoningFormat("granite", "Here is my thought process:", "Here is my response:")
 
-_TOOL_FORMATS: Final[Mapping[ToolCallParser, ToolFormat | None]] = {
+_TOOL_FORMATS: Final[Mapping[str, ToolFormat | None]] = {
     "none": None,
-    "hermes": HERMES,
-    "qwen": HERMES,
-    "qwen25": HERMES,
-    "qwen3_coder": QWEN_XML,
-    "qwen3_xml": QWEN_XML,
+    **dict.fromkeys(("hermes", "qwen", "qwen25", "ernie45"), JSON_FORMATS["hermes"]),
+    "gemma4": GEMMA,
+    "hunyuan": HUNYUAN,
+    "hunyuan_a13b": HUNYUAN_LIST,
+    "olmo3": PYTHONIC_LINES,
+    "exaone4": JSON_FORMATS["exaone4"],
+    "granite": JSON_FORMATS["granite"],
+    "phi4_mini_json": JSON_FORMATS["phi4_mini"],
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml"), XML_FORMATS["qwen3_coder"]),
+    "glm45": XML_FORMATS["glm45"],
+    "glm47": XML_FORMATS["glm47"],
+    "minimax_m2": XML_FORMATS["minimax_m2"],
+    "seed_oss": XML_FORMATS["seed_oss"],
     "llama3": LLAMA_JSON,
     "llama3_json": LLAMA_JSON,
     "llama4_json": LLAMA_JSON,
@@ -52,6 +62,30 @@ _REASONING_FORMATS: Final[Mapping[ReasoningParser, ReasoningFormat | None]] = {
     "granite": _GRANITE_THINK,
 }
 _DETECTED_REASONING: Final = (_THINK, _MISTRAL_THINK, _SEED_THINK, _KIMI_THINK, _GRANITE_THINK)
+_BY_TEXT: Final[tuple[tuple[tuple[str, ...], ToolFormat], ...]] = (
+    (("<|tool_call>", "<|turn>"), GEMMA),
+    (("<minimax:tool_call>",), XML_FORMATS["minimax_m2"]),
+    (("<seed:tool_call>",), XML_FORMATS["seed_oss"]),
+    (("<function=", "<parameter="), XML_FORMATS["qwen3_coder"]),
+    (("<function_calls>",), PYTHONIC_LINES),
+    (("<tool_calls>", "```json"), HUNYUAN),
+    (("<tool_calls>[",), HUNYUAN_LIST),
+    (("[TOOL_CALLS]",), MISTRAL),
+    (("</arg_key><arg_value>",), XML_FORMATS["glm47"]),
+    (("<arg_key>",), XML_FORMATS["glm45"]),
+    (("<tool_call>", "<tool_result>"), JSON_FORMATS["exaone4"]),
+    (("<tool_call>",), JSON_FORMATS["hermes"]),
+    (("<|/tool|>",), JSON_FORMATS["phi4_mini"]),
+    (("<|tool_call|>",), JSON_FORMATS["granite"]),
+    (("[func_name1(",), PYTHONIC),
+    (("<|python_tag|>",), LLAMA_JSON),
+)
+"""Texts that the templates of families have, in the order in which they decide."""
+_BY_TOKEN: Final = (
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<tool_call>", JSON_FORMATS["hermes"]),
+    ("<|python_tag|>", LLAMA_JSON),
+)
 _USES_TOOLS: Final = re.compile(r"\btools\b")
 
 
@@ -72,19 +106,12 @@ def find_formats(parsers: Parsers, template: str | None, added_tokens: Mapping[s
 def _detect_tools(template: str, added_tokens: Mapping[str, int]) -> ToolFormat | None:
     if not _USES_TOOLS.search(template):
         return None
-    if "<function=" in template and "<parameter=" in template:
-        return QWEN_XML
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL
-    # Others (GLM) write names and arguments in tags of their own between the same markers.
-    if "<tool_call>" in template:
-        return HERMES if "<arg_key>" not in template else None
-    if "[func_name1(" in template:
-        return PYTHONIC
-    if "<|python_tag|>" in template or ("ipython" in template and "parameters" in template):
+    for texts, found in _BY_TEXT:
+        if all(text in template for text in texts):
+            return found
+    if "ipython" in template and "parameters" in template:
         return LLAMA_JSON
-    by_token = (("[TOOL_CALLS]", MISTRAL), ("<tool_call>", HERMES), ("<|python_tag|>", LLAMA_JSON))
-    return next((found for text, found in by_token if text in added_tokens), None)
+    return next((found for text, found in _BY_TOKEN if text in added_tokens), None)
 
 
 def _detect_reasoning(template: str, added_tokens: Mapping[str, int]) -> ReasoningFormat | None:

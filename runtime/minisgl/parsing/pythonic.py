@@ -1,17 +1,20 @@
-"""Pythonic calls: `[f(a=1, b='x'), g()]`, as Llama 3.2 and Llama 4 write them."""
+"""Pythonic calls: `[f(a=1, b='x'), g()]`, as Llama 3.2 and Llama 4 write them; OLMo 3 writes each on a line of its own,
+between markers."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from minisgl.parsing.call_sequence import parse_list
+from minisgl.parsing.call_sequence import parse_calls, parse_list
 from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
 from minisgl.parsing.python_text import json_value, python_literal, string_value
 from minisgl.parsing.reader import Ended, NotACall, Reader, Scan
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
+START: Final = "<function_calls>"
+END: Final = "</function_calls>"
 _NAME: Final = re.compile(r"[\w.\-]*")
 _KEY: Final = re.compile(r"\w*")
 _SPECIAL: Final = re.compile(r"""["'()\[\]{},]""")
@@ -22,12 +25,32 @@ def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
     yield from parse_list(reader, output, lambda: _call(reader, output, tools))
 
 
-def _call(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
-    """Parse one call. Raises NotACall before it has begun, and Ended."""
+def _parse_lines(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    yield from reader.skip_text(START)
+    if (yield from reader.skip(SPACE)) == "[":
+        yield from _parse(reader, output, tools)
+    else:
+        # Only the first one certainly is a call: the marker of their end may be missing.
+        known = iter((None, tools))
+        yield from parse_calls(
+            reader,
+            output,
+            call=lambda: _call(reader, output, next(known, tools)),
+            follows=lambda: _follows(reader),
+        )
+    yield from reader.skip_ends(END, SPACE)
+
+
+def _follows(reader: Reader) -> Scan[bool]:
+    return (yield from reader.skip(SPACE + ",;")) not in "<`"
+
+
+def _call(reader: Reader, output: Output, tools: Tools | None) -> Scan[None]:
+    """Parse one call. `tools`: None: that of any tool. Raises NotACall before it has begun, and Ended."""
     yield from reader.skip(SPACE)
     name = yield from reader.match(_NAME)
     yield from reader.expect("(")
-    if name not in tools:
+    if not name or (tools is not None and name not in tools):
         raise NotACall
     call = Call(output)
     before = "{"
@@ -124,3 +147,4 @@ def _ignore(text: str) -> None:
 
 
 PYTHONIC: Final = ToolFormat("pythonic", (), _parse, bare="[")
+PYTHONIC_LINES: Final = ToolFormat("olmo3", (START,), _parse_lines, (END,))

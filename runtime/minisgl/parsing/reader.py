@@ -95,9 +95,13 @@ class Reader:
             self.text = self.text[:end]
             self.marks = [mark for mark in self.marks if mark.at < end]
 
+    def is_token(self, marker: str) -> bool:
+        """Return whether a marker arrives as a token."""
+        return marker in self._token_markers
+
     def is_quoted(self, marker: str) -> bool:
         """Return whether the marker at the position is ordinary text, and would be a token otherwise."""
-        return marker in self._token_markers and all(mark.at != self.at for mark in self.marks)
+        return self.is_token(marker) and all(mark.at != self.at for mark in self.marks)
 
     def peek(self) -> Scan[str]:
         """Return the next character. Raises Ended."""

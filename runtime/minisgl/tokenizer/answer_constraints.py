@@ -12,7 +12,7 @@ from minisgl.errors import GrammarError, PromptError
 from minisgl.grammar.library import is_too_large
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.answer_grammar import answer_grammar
-from minisgl.parsing.call_grammar import CallableTool
+from minisgl.parsing.call_rules import CallableTool
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.callable_tools import callable_tools
 from minisgl.wire.messages import UNCONSTRAINED, AnswerConstraint, Thinking

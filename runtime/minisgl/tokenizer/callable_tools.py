@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from minisgl.errors import PromptError
 from minisgl.parsing.answer_format import AnswerFormat
-from minisgl.parsing.call_grammar import CallableTool
+from minisgl.parsing.call_rules import CallableTool
 from minisgl.wire.text import Generate
 
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}, "additionalProperties": False}

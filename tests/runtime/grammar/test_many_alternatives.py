@@ -16,7 +16,7 @@ from minisgl.grammar.library import matching
 from minisgl.grammar.tokenizer import GrammarTokenizer
 from minisgl.grammar.validate import validate
 from minisgl.parsing.answer_grammar import answer_grammar
-from minisgl.parsing.call_grammar import CallableTool
+from minisgl.parsing.call_rules import CallableTool
 from minisgl.parsing.call_text import call_text
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.wire.text import StructuredOutput

@@ -15,7 +15,7 @@ from minisgl.grammar.grammars import Grammars
 from minisgl.grammar.matcher import Matcher
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.answer_grammar import answer_grammar
-from minisgl.parsing.call_grammar import CallableTool
+from minisgl.parsing.call_rules import CallableTool
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers, ToolCallParser
 from minisgl.parsing.reasoning import ReasoningState

@@ -51,7 +51,7 @@ MISTRAL_THINK: Final = {"[THINK]": 34, "[/THINK]": 35}
         (MISTRAL, {"[TOOL_CALLS]": 5}, "mistral", None),
         (MAGISTRAL, MISTRAL_TOKENS | MISTRAL_THINK, "mistral", "mistral"),
         (R1, {}, None, "qwen3"),
-        (GLM, QWEN_TOKENS, None, "qwen3"),
+        (GLM, QWEN_TOKENS, "glm45", "qwen3"),
         (PLAIN, QWEN_TOKENS, None, None),
         (OWN, QWEN_TOKENS, "hermes", None),
         (OWN, LLAMA_TOKENS, "llama3_json", None),

@@ -12,7 +12,7 @@ import pytest
 from minisgl.grammar.grammars import Grammars
 from minisgl.grammar.matcher import Matcher
 from minisgl.parsing.answer_grammar import answer_grammar
-from minisgl.parsing.call_grammar import CallableTool
+from minisgl.parsing.call_rules import CallableTool
 from minisgl.parsing.detect import find_formats
 from minisgl.parsing.names import Parsers
 from minisgl.parsing.reasoning import ReasoningState
