@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat, answer_format
@@ -12,16 +13,20 @@ from minisgl.parsing.hunyuan import HUNYUAN, HUNYUAN_LIST
 from minisgl.parsing.llama_json import LLAMA_JSON
 from minisgl.parsing.marked_json import JSON_FORMATS
 from minisgl.parsing.mistral import MISTRAL
-from minisgl.parsing.names import Parsers, ReasoningParser
+from minisgl.parsing.names import Parsers
 from minisgl.parsing.pythonic import PYTHONIC, PYTHONIC_LINES
 from minisgl.parsing.reasoning import ReasoningFormat
 from minisgl.parsing.tool_format import ToolFormat
 from minisgl.parsing.xml_call import XML_FORMATS
 
 _THINK: Final = ReasoningFormat("qwen3", "<think>", "</think>")
+_THINK_RESPOND: Final = replace(_THINK, name="ernie45", answer_tags=("<response>", "</response>"))
+_THINK_ANSWER: Final = replace(_THINK, name="hunyuan_a13b", answer_tags=("<answer>", "</answer>"))
 _THINK_ALWAYS: Final = ReasoningFormat("deepseek_r1", "<think>", "</think>", is_forced=True)
 _MISTRAL_THINK: Final = ReasoningFormat("mistral", "[THINK]", "[/THINK]")
-_SEED_THINK: Final = ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>")
+_SEED_NOTES: Final = ("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")
+_SEED_THINK: Final = ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", notes=_SEED_NOTES)
+_GEMMA_THINK: Final = ReasoningFormat("gemma4", "<|channel>", "<channel|>", label="thought\n")
 _KIMI_THINK: Final = ReasoningFormat("kimi", "◁think▷", "◁/think▷")
 _GRANITE_THINK: Final = ReasoningFormat("granite", "Here is my thought process:", "Here is my response:")
 
@@ -47,12 +52,12 @@ _TOOL_FORMATS: Final[Mapping[str, ToolFormat | None]] = {
     "llama4_pythonic": PYTHONIC,
     "mistral": MISTRAL,
 }
-_REASONING_FORMATS: Final[Mapping[ReasoningParser, ReasoningFormat | None]] = {
+_REASONING_FORMATS: Final[Mapping[str, ReasoningFormat | None]] = {
     "none": None,
-    "qwen3": _THINK,
-    "deepseek_v3": _THINK,
-    "deepseek-v3": _THINK,
-    "glm45": _THINK,
+    **dict.fromkeys(("qwen3", "deepseek_v3", "deepseek-v3", "glm45", "minimax_m2", "olmo3"), _THINK),
+    "ernie45": _THINK_RESPOND,
+    "gemma4": _GEMMA_THINK,
+    "hunyuan_a13b": _THINK_ANSWER,
     "deepseek_r1": _THINK_ALWAYS,
     "deepseek-r1": _THINK_ALWAYS,
     "qwen3-thinking": _THINK_ALWAYS,
@@ -61,7 +66,9 @@ _REASONING_FORMATS: Final[Mapping[ReasoningParser, ReasoningFormat | None]] = {
     "kimi": _KIMI_THINK,
     "granite": _GRANITE_THINK,
 }
-_DETECTED_REASONING: Final = (_THINK, _MISTRAL_THINK, _SEED_THINK, _KIMI_THINK, _GRANITE_THINK)
+_DETECTED_REASONING: Final = (_THINK, _MISTRAL_THINK, _SEED_THINK, _GEMMA_THINK, _KIMI_THINK, _GRANITE_THINK)
+_TAGGED_ANSWERS: Final = (_THINK_RESPOND, _THINK_ANSWER)
+"""Formats that differ from `_THINK` by tags around the text."""
 _BY_TEXT: Final[tuple[tuple[tuple[str, ...], ToolFormat], ...]] = (
     (("<|tool_call>", "<|turn>"), GEMMA),
     (("<minimax:tool_call>",), XML_FORMATS["minimax_m2"]),
@@ -118,4 +125,12 @@ def _detect_reasoning(template: str, added_tokens: Mapping[str, int]) -> Reasoni
     def is_known(reasoning: ReasoningFormat) -> bool:
         return reasoning.end in template or {reasoning.start, reasoning.end} <= added_tokens.keys()
 
-    return next((reasoning for reasoning in _DETECTED_REASONING if is_known(reasoning)), None)
+    def has_tags(reasoning: ReasoningFormat) -> bool:
+        tags = set(reasoning.answer_tags or ())
+        return all(tag in template for tag in tags) or tags <= added_tokens.keys()
+
+    found = next((reasoning for reasoning in _DETECTED_REASONING if is_known(reasoning)), None)
+    # MiniMax has results of tools between tags of this name.
+    if found is _THINK and "<minimax:tool_call>" not in template:
+        return next(filter(has_tags, _TAGGED_ANSWERS), found)
+    return found

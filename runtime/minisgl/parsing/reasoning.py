@@ -18,6 +18,12 @@ class ReasoningFormat:
     end: str
     is_forced: bool = False
     """Every answer begins with reasoning, even where neither prompt nor answer has the start marker."""
+    label: str = ""
+    """Text behind the start marker that names what follows."""
+    answer_tags: tuple[str, str] | None = None
+    """Texts around the text of an answer."""
+    notes: tuple[str, ...] = ()
+    """Special tokens that may be within reasoning."""
 
 
 class ReasoningState(Enum):

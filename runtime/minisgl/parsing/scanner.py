@@ -1,9 +1,9 @@
 """Takes a generated answer apart: reasoning, text, tool calls.
 
 Nothing is lost: what looks like a call and is none is text. What comes out does not depend on how the answer was cut
-into tokens. Line breaks around reasoning and spaces around calls belong to the template, and are left out, but for
-those that keep the texts before and behind a call apart. A call in reasoning that is still open counts where nothing
-else answers: models forget to close their reasoning, but also rehearse calls in it.
+into tokens. Line breaks around reasoning, spaces around calls and tags around a whole answer belong to the template,
+and are left out, but for those spaces that keep the texts before and behind a call apart. A call in reasoning that is
+still open counts where nothing else answers: models forget to close their reasoning, but also rehearse calls in it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Scanner:
         """Backticks at its end that may begin the next marker of such a block."""
         self._begins_line = True
         """Nothing but spaces was taken since the last line break, the last call, or the beginning of the text."""
+        self._closing = ""
+        """Tag behind the text of the answer; empty: there is none."""
         self._scan = self._answer(state)
         next(self._scan)
 
@@ -115,12 +117,16 @@ class Scanner:
         if reasoning is not None and state is not ReasoningState.BEHIND:
             start, end = self._format.markers[reasoning.start], self._format.markers[reasoning.end]
             is_open = yield from self._opens(start)
+            if is_open and self._separate:
+                yield from self._skip(reasoning.label)
             if is_open or state is ReasoningState.WITHIN or reasoning.is_forced:
                 self.has_reasoning = self.in_reasoning = True
                 yield from self._reasoning(end)
                 self.in_reasoning = False
                 self._begins_line = True
                 lead = _LINE_BREAK if self._separate else ""
+        if reasoning is not None and reasoning.answer_tags is not None and self._separate:
+            yield from self._open_answer(*reasoning.answer_tags)
         if self._calls is None:
             yield from self._text(lead)
         else:
@@ -143,6 +149,23 @@ class Scanner:
             if reader.ended or (rest and (start.token is not None or not start.text.startswith(rest))):
                 return False
             yield
+
+    def _skip(self, text: str, before: str = "") -> Scan[bool]:
+        """Skip a text, and any of the characters `before` it; False: something else follows."""
+        reader = self._reader
+        while not (rest := reader.text.lstrip(before)).startswith(text):
+            if reader.ended or not text.startswith(rest):
+                return False
+            yield
+        reader.at = len(reader.text) - len(rest) + len(text)
+        reader.commit()
+        return True
+
+    def _open_answer(self, opening: str, closing: str) -> Scan[None]:
+        """Skip the tag before the text of the answer, if it is there."""
+        if (yield from self._skip(opening, SPACE)):
+            self._closing = closing
+            yield from self._skip(_LINE_BREAK)
 
     def _reasoning(self, end: Marker) -> Scan[None]:
         """Pass on reasoning, and skip the marker that ends it; or stop before the calls that end it."""
@@ -232,12 +255,32 @@ class Scanner:
 
     def _text(self, lead: str) -> Scan[None]:
         """Pass on text, without the characters `lead` at its beginning."""
+        reader = self._reader
         while True:
-            lead = self._emit(len(self._reader.text), lead)
-            self.is_plain = not lead
-            if self._reader.ended:
+            if reader.ended:
+                self._end_answer()
+            end = len(reader.text)
+            lead = self._emit(self._tail(end, is_open=True) if self._closing else end, lead)
+            self.is_plain = not lead and not self._closing
+            if reader.ended:
                 return
             yield
+
+    def _tail(self, end: int, *, is_open: bool) -> int:
+        """Return the position from which on there is nothing before `end` but spaces and the tag that closes the
+        answer; with `is_open`, also the beginning of one."""
+        text = self._reader.text[:end].rstrip(SPACE)
+        if self._closing and text.endswith(self._closing):
+            text = text[: -len(self._closing)].rstrip(SPACE)
+        elif self._closing and is_open:
+            text = text[: held_suffix(text, 0, (self._closing,))].rstrip(SPACE)
+        return len(text)
+
+    def _end_answer(self) -> None:
+        """Forget the tag that closes the answer, at its end."""
+        if self._closing and self._reader.text.rstrip(SPACE).endswith(self._closing):
+            self._reader.cut(self._tail(len(self._reader.text), is_open=False))
+        self._closing = ""
 
     def _text_and_calls(self, lead: str, calls: ToolFormat) -> Scan[None]:
         """Pass on text, without the characters `lead` at its beginning, and calls. Spaces before a call are held,
@@ -246,16 +289,17 @@ class Scanner:
         while True:
             start = self._next_start(calls, calls.bare)
             if start is None and reader.ended:
+                self._end_answer()
                 self._emit(len(reader.text), lead)
                 return
             end = held_suffix(reader.text, 0, self._start_texts) if start is None else start[0]
-            safe = len(reader.text[:end].rstrip(SPACE))
+            safe = self._tail(end, is_open=start is None)
             lead = self._emit(safe, lead)
             if start is None:
                 yield
                 continue
             begin, end = start[0] - safe, start[1] - safe
-            spaces = reader.text[:begin]
+            spaces = reader.text[:begin].replace(self._closing, "")
             reader.at = begin
             before = output.calls
             try:

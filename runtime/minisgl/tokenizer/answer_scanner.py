@@ -18,11 +18,12 @@ def reasoning_state(
     """Return whether an answer may begin with reasoning, continues it, or has none. Only chats have reasoning."""
     if answers.reasoning is None or generate.messages is None:
         return ReasoningState.BEHIND
+    notes = {answers.added_tokens.get(text) for text in answers.reasoning.notes}
     state = prompt_state(
         prompt,
         answers.markers[answers.reasoning.start],
         answers.markers[answers.reasoning.end],
-        is_special=token_bytes.is_special,
+        is_special=lambda token: token_bytes.is_special(token) and token not in notes,
         text_of=lambda tokens: b"".join(map(token_bytes.name, tokens)).decode("utf-8", "replace"),
     )
     if state is ReasoningState.BEFORE and answers.reasoning.is_forced:
@@ -34,7 +35,9 @@ def answer_scanner(generate: Generate, answers: AnswerFormat, state: ReasoningSt
     """Return the scanner of an answer; None for one that is only text. Raises PromptError for tools that cannot be
     called."""
     tools = {tool.name: tool.schema for tool in callable_tools(generate, answers)} or None
-    separates = generate.options.separate_reasoning and state is not ReasoningState.BEHIND
+    has_tags = answers.reasoning is not None and answers.reasoning.answer_tags is not None
+    marks = state is not ReasoningState.BEHIND or (has_tags and generate.messages is not None)
+    separates = generate.options.separate_reasoning and marks
     if tools is None and not separates:
         return None
     return Scanner(answers, state, tools, separate_reasoning=generate.options.separate_reasoning)

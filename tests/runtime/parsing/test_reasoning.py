@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any, Final
 
 import pytest
 
@@ -117,3 +118,48 @@ def test_calls_within_reasoning_do_not_count() -> None:
         found = replay(answers, [f"<think>{call}</think>{call}"], BEFORE, {"now": {}}, separate_reasoning=separate)
         assert found.calls == [("now", "{}")]
         assert call in (found.reasoning if separate else found.text)
+
+
+RESPONSE: Final = ("</think>\n\n<response>\nIt is <b>.\n</response>\n", "It is <b>.")
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "reasoning", "shown"),
+    [
+        ("ernie45", f"hm\n{RESPONSE[0]}", "hm", RESPONSE[1]),
+        ("hunyuan_a13b", "hm\n</think>\n<answer>\nYes </answer> no\n</answer>", "hm", "Yes </answer> no"),
+        ("hunyuan_a13b", "hm\n</think>\n<answer>\nYes </ans", "hm", "Yes </ans"),
+        ("hunyuan_a13b", "hm\n</think>\n<answers>\n</answer>", "hm", "<answers>\n</answer>"),
+        ("hunyuan_a13b", "hm\n</think>\nYes <answer>a</answer>", "hm", "Yes <answer>a</answer>"),
+        ("hunyuan_a13b", "hm\n</think>\n<answer>", "hm", ""),
+        ("qwen3", f"hm\n{RESPONSE[0]}", "hm", "<response>\nIt is <b>.\n</response>\n"),
+    ],
+)
+@pytest.mark.parametrize("tools", [None, {"now": {}}])
+def test_tags_around_a_whole_answer_are_left_out(
+    parser: ReasoningParser, text: str, reasoning: str, shown: str, tools: Any
+) -> None:
+    answers = find_formats(Parsers(tool_calls="hermes", reasoning=parser), None, {})
+    whole = replay(answers, [text], ReasoningState.WITHIN, tools)
+    assert whole == Result(reasoning, shown, [])
+    for place in range(1, len(text)):
+        assert replay(answers, [text[:place], text[place:]], ReasoningState.WITHIN, tools) == whole
+    assert replay(answers, text, ReasoningState.WITHIN, tools) == whole
+
+
+@pytest.mark.parametrize("text", ["<answer>\nLook:\n{}\n</answer>", "<answer>\nLook:\n</answer>\n{}"])
+def test_calls_within_and_behind_the_tags_of_an_answer_are_calls(text: str) -> None:
+    answers = find_formats(Parsers(tool_calls="hermes", reasoning="hunyuan_a13b"), None, {})
+    text = text.format('<tool_call>\n{"name": "now"}\n</tool_call>')
+    for pieces in ([text], list(text)):
+        assert replay(answers, pieces, ReasoningState.BEHIND) == Result("", "Look:", [("now", "{}")])
+
+
+def test_the_name_of_gemmas_channel_is_no_part_of_the_reasoning() -> None:
+    answers = find_formats(Parsers(reasoning="gemma4"), None, {"<|channel>": 100, "<channel|>": 101})
+    for pieces in (
+        ["<|channel>", "thought\nhm <b>\n", "<channel|>", "Yes"],
+        ["<|channel>", "tho", "ught", "\nhm", " <b>\n", "<channel|>", "Yes"],
+    ):
+        assert replay(answers, pieces) == Result("hm <b>", "Yes", [])
+    assert replay(answers, ["<|channel>", "though", "<channel|>", "Yes"]) == Result("though", "Yes", [])
