@@ -8,10 +8,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
 from minisgl.grammar.arguments import lenient_json, strict_json
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.schema.errors import unsupported
+from minisgl.grammar.schema.refusals import unsupported
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.call_arguments import ANYTHING, Arguments, ToolSchema
 

@@ -126,8 +126,8 @@ def _detect_reasoning(template: str, added_tokens: Mapping[str, int]) -> Reasoni
         return reasoning.end in template or {reasoning.start, reasoning.end} <= added_tokens.keys()
 
     def has_tags(reasoning: ReasoningFormat) -> bool:
-        tags = set(reasoning.answer_tags or ())
-        return all(tag in template for tag in tags) or tags <= added_tokens.keys()
+        assert reasoning.answer_tags is not None
+        return reasoning.answer_tags[0] in template or {*reasoning.answer_tags} <= added_tokens.keys()
 
     found = next((reasoning for reasoning in _DETECTED_REASONING if is_known(reasoning)), None)
     # MiniMax has results of tools between tags of this name.

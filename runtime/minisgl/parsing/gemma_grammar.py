@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.schema.errors import too_complex, unsupported
+from minisgl.grammar.schema.refusals import too_complex, unsupported
 from minisgl.parsing import gemma_call
 from minisgl.parsing.alternatives import Alternative, json_schema_of
 from minisgl.parsing.answer_format import AnswerFormat

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from minisgl.errors import GrammarError
 from minisgl.grammar import lark
-from minisgl.grammar.errors import GrammarError
-from minisgl.grammar.schema.errors import unsupported
+from minisgl.grammar.schema.refusals import unsupported
 from minisgl.parsing import xml_call
 from minisgl.parsing.alternatives import json_schema_of
 from minisgl.parsing.answer_format import AnswerFormat

@@ -3,6 +3,7 @@ an error, such as tools that it does not know, is refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,8 +12,8 @@ import msgspec
 
 from minisgl.errors import PromptError
 from minisgl.tokenizer.compiled_template import CompiledTemplate
-from minisgl.tokenizer.template_features import TemplateFeatures
-from minisgl.wire.text import THINKING_VARIABLES, ChatMessage, ToolOptions
+from minisgl.tokenizer.template_features import TOOL_VARIABLES, TemplateFeatures
+from minisgl.wire.text import BUDGET_VARIABLE, THINKING_VARIABLES, ChatMessage, ToolOptions
 
 _END_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message, as in transformers. A template that trims contents removes its space."""
@@ -50,13 +51,21 @@ class ChatTemplate:
         definitions = self._tools(tools)
         if documents is not None and not self.features.takes_documents:
             raise _refused("the model's chat template does not support documents; put them into a message", "documents")
-        turns = [self._turn(message, n) for n, message in enumerate(messages)]
+        final = (messages[-1].content or "") if continue_final_message else ""
         if continue_final_message:
-            turns[-1]["content"] += _END_MARK
+            messages = [*messages[:-1], msgspec.structs.replace(messages[-1], content=final + _END_MARK)]
+        turns = [self._turn(message, n) for n, message in enumerate(messages)]
+        if self.features.takes_tool_responses:
+            turns = _with_responses(turns)
+        if definitions and self.features.takes_tools_in_message:
+            turns = _with_tools(turns, definitions)
+        switches = {**self._thinking(thinking, variables), **variables}
+        if not switches.get(THINKING_VARIABLES[0], True):
+            switches.setdefault(BUDGET_VARIABLE, 0)
         text = self._template.render(
             {
-                **self._thinking(thinking, variables),
-                **variables,
+                **dict.fromkeys(TOOL_VARIABLES, definitions),
+                **switches,
                 **self._special_tokens,
                 "messages": turns,
                 "tools": definitions,
@@ -64,7 +73,7 @@ class ChatTemplate:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
-        return _cut(text, messages[-1].content or "") if continue_final_message else text
+        return _cut(text, final) if continue_final_message else text
 
     def _tools(self, tools: ToolOptions | None) -> Sequence[dict[str, Any]] | None:
         if tools is None:
@@ -96,6 +105,8 @@ class ChatTemplate:
         role: str = message.custom_role or message.role
         if role == "developer" and not self.features.knows_developer:
             role = "system"
+        if role == "tool" and self.features.takes_tools_in_message:
+            role = "tool_response"
         if not self.features.takes_role(role):
             raise _refused(
                 f"the model's chat template does not support the role {role!r}; use another one",
@@ -106,7 +117,11 @@ class ChatTemplate:
             turn["name"] = message.name
         if message.tool_call_id is not None:
             turn["tool_call_id"] = message.tool_call_id
-        if message.reasoning is not None:
+        if message.reasoning and self.features.takes_reasoning_as_part:
+            turn["content"] = [{"type": "thinking", "thinking": message.reasoning}]
+            if message.content:
+                turn["content"].append({"type": "text", "text": message.content})
+        elif message.reasoning is not None:
             turn |= dict.fromkeys(_REASONING_NAMES, message.reasoning)
         if message.tool_calls:
             if not self.features.takes_tool_calls:
@@ -134,6 +149,36 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments).decode()
     return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _with_responses(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with results of tools in the message with their calls."""
+    merged: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn["role"] != "tool" or not merged or not merged[-1].get("tool_calls"):
+            merged.append(turn)
+            continue
+        caller = merged[-1]
+        names = {call.get("id"): call["function"]["name"] for call in caller["tool_calls"]}
+        name = names.get(turn.get("tool_call_id"), turn.get("name", "unknown"))
+        response = {"name": name, "response": _object_or_text(turn["content"] or "")}
+        merged[-1] = {**caller, "tool_responses": [*caller.get("tool_responses", ()), response]}
+    return merged
+
+
+def _object_or_text(content: str) -> Any:
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return content
+
+
+def _with_tools(turns: list[dict[str, Any]], definitions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the functions as a text of the system message, which comes first."""
+    functions = json.dumps([tool["function"] for tool in definitions], ensure_ascii=False)
+    if not turns or turns[0]["role"] != "system":
+        turns = [{"role": "system", "content": ""}, *turns]
+    return [{**turns[0], "tools": functions}, *turns[1:]]
 
 
 def _cut(text: str, content: str) -> str:

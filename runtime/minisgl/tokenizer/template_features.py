@@ -9,13 +9,16 @@ from typing import Any, Final
 
 from minisgl.errors import PromptError
 from minisgl.tokenizer.compiled_template import CompiledTemplate
-from minisgl.wire.text import THINKING_VARIABLES
+from minisgl.wire.text import BUDGET_VARIABLE, THINKING_VARIABLES
 
 _COMMON_ROLES: Final = frozenset(("system", "developer", "user", "assistant"))
 """Roles that every template is expected to render or to refuse; see `knows_developer`."""
 _PROBE: Final = "probe7b1e"
 """Text that no template contains."""
 
+TOOL_VARIABLES: Final = ("tools", "xml_tools")
+"""Variables in which templates take the definitions of tools: checkpoints have one of them."""
+_TOOLS_OF_MESSAGE: Final = re.compile(r"""message(\[['"]tools['"]\]|\.tools\b)""")
 _REASONING: Final = re.compile(
     r"<[/|]?(seed:)?think|\[/?THINK|think▷|reasoning_content|message\.(reasoning|thinking)\b|thought process|<\|channel"
 )
@@ -30,7 +33,12 @@ class TemplateFeatures:
 
     @property
     def takes_tools(self) -> bool:
-        return "tools" in self._template.variables
+        return not self._template.variables.isdisjoint(TOOL_VARIABLES) or self.takes_tools_in_message
+
+    @property
+    def takes_tools_in_message(self) -> bool:
+        """Tools are a text of the system message, a JSON list of functions (Phi-4-mini)."""
+        return _TOOLS_OF_MESSAGE.search(self._template.source) is not None
 
     @property
     def takes_documents(self) -> bool:
@@ -40,6 +48,24 @@ class TemplateFeatures:
     def takes_tool_calls(self) -> bool:
         return "tool_calls" in self._template.source
 
+    @cached_property
+    def takes_tool_responses(self) -> bool:
+        """Results of tools belong to the message with their calls (Gemma 4), and have no message of their own."""
+        return "tool_responses" in self._template.source and not self._names("tool")
+
+    @cached_property
+    def takes_reasoning_as_part(self) -> bool:
+        """Reasoning is a part of an answer's content (Magistral), and no field of its message."""
+        if "reasoning" in self._template.source or not self._names("thinking"):
+            return False
+        parts = [{"type": "thinking", "thinking": _PROBE}, {"type": "text", "text": "a"}]
+        rendered = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": parts}])
+        return rendered is not None and _PROBE in rendered
+
+    @property
+    def takes_thinking_budget(self) -> bool:
+        return BUDGET_VARIABLE in self._template.variables
+
     @property
     def thinks(self) -> bool:
         """The template has markers of reasoning."""
@@ -48,7 +74,7 @@ class TemplateFeatures:
     @property
     def can_switch_thinking(self) -> bool:
         """A variable of the template decides whether the model reasons."""
-        return not self._template.variables.isdisjoint(THINKING_VARIABLES)
+        return not self._template.variables.isdisjoint((*THINKING_VARIABLES, BUDGET_VARIABLE))
 
     def takes_role(self, role: str) -> bool:
         """Return whether messages of the role are rendered: a template may skip those that it does not know."""

@@ -23,6 +23,9 @@ it."""
 THINKING_VARIABLES: Final = ("enable_thinking", "thinking")
 """Variables of chat templates that let the model reason, or not: checkpoints have one or the other."""
 
+BUDGET_VARIABLE: Final = "thinking_budget"
+"""Variable of chat templates that tell the model how many tokens it may reason; 0: not at all."""
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 

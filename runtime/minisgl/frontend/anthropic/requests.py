@@ -17,7 +17,14 @@ from minisgl.frontend.generation.unsupported import reject_unsupported
 from minisgl.frontend.openai.extra_fields import extra_options, extra_params, reject_chat_fields
 from minisgl.frontend.server.json_body import decode, invalid
 from minisgl.frontend.server.unknown_fields import unknown_fields
-from minisgl.wire.text import THINKING_VARIABLES, Rendering, RequestOptions, SamplingDefaults, StructuredOutput
+from minisgl.wire.text import (
+    BUDGET_VARIABLE,
+    THINKING_VARIABLES,
+    Rendering,
+    RequestOptions,
+    SamplingDefaults,
+    StructuredOutput,
+)
 
 _decoder: Final = msgspec.json.Decoder(MessagesBody)
 
@@ -46,6 +53,8 @@ def parse_conversation(body: CountTokensBody) -> Conversation:
     effort = (body.output_config or OutputConfig()).effort
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
+    if body.thinking is not None and body.thinking.type == "enabled" and body.thinking.budget_tokens is not None:
+        variables.setdefault(BUDGET_VARIABLE, body.thinking.budget_tokens)
     parsed = parse_messages(body)
     rendering = Rendering(
         template_variables=variables,

@@ -6,7 +6,7 @@ from minisgl.frontend.generation.template_variables import parse_thinking, templ
 from minisgl.frontend.openai.bodies import ChatFields, Message, TokenizeBody
 from minisgl.frontend.openai.chat_messages import check_continuable, parse_messages
 from minisgl.frontend.server.json_body import check_fits, invalid
-from minisgl.wire.text import ChatMessage, Rendering
+from minisgl.wire.text import BUDGET_VARIABLE, ChatMessage, Rendering
 
 
 def parse_conversation(
@@ -25,6 +25,9 @@ def parse_rendering(body: ChatFields | TokenizeBody, *, add_special_tokens: bool
     if continues and body.add_generation_prompt:
         raise invalid("continue_final_message", "requires `add_generation_prompt: false`")
     variables = template_variables(body.chat_template_kwargs)
+    budget = parse_thinking_budget(body) if isinstance(body, ChatFields) else None
+    if budget is not None:
+        variables.setdefault(BUDGET_VARIABLE, budget)
     check_fits(body.documents, "documents")
     return Rendering(
         thinking=parse_thinking(body.reasoning_effort, body.enable_thinking, variables),

@@ -157,6 +157,7 @@ def test_thinking_is_off_unless_it_is_asked_for(
     assert post(scripted, thinking=thinking, output_config={"effort": "high"}).status_code == 200
     sent = scripted.last(Generate)
     variables = {"enable_thinking": thinks_by_template, "thinking": thinks_by_template, "reasoning_effort": "high"}
+    variables |= {} if budget is None else {"thinking_budget": budget}
     assert (sent.options.rendering.template_variables, sent.options.thinking_budget) == (variables, budget)
 
 
