@@ -29,6 +29,11 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     that does not require a call is answered without one."""
 
     @property
+    def in_channels(self) -> bool:
+        """Answers are messages in channels, as `minisgl.parsing.harmony` reads them."""
+        return any(part is not None and part.in_channels for part in (self.tools, self.reasoning))
+
+    @property
     def reasoning_tokens(self) -> tuple[int, int] | None:
         """Tokens that begin and end reasoning; None if the model has none, or marks it by text."""
         if self.reasoning is None:
@@ -44,7 +49,7 @@ def answer_format(
     of its algorithm."""
     texts = [*tools.starts, *tools.inner] if tools is not None else []
     if reasoning is not None:
-        texts += [reasoning.start, reasoning.end]
+        texts += [reasoning.start, reasoning.end, *reasoning.inner]
     markers = {text: Marker(text, added_tokens.get(text)) for text in texts}
     by_token = {marker.token: marker for marker in markers.values() if marker.token is not None}
     return AnswerFormat(tools, reasoning, markers, by_token, added_tokens)

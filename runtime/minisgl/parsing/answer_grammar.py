@@ -11,6 +11,7 @@ from minisgl.grammar.lark import Fragment
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.call_grammar import call_rules
 from minisgl.parsing.call_rules import CallableTool, CallRules, marker
+from minisgl.parsing.harmony_grammar import channel_grammar
 from minisgl.parsing.llama_json import PYTHON_TAG
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.wire.text import StructuredOutput
@@ -34,6 +35,8 @@ def answer_grammar(
     `tools`: those that the answer may call. With `must_call` it consists of calls; otherwise an answer without calls is
     any text, or one that satisfies `constraint`.
     """
+    if answers.in_channels:
+        return channel_grammar(answers, state, tools=tools, must_call=must_call, constraint=constraint)
     rules: list[str] = []
     text = None if constraint is None or must_call else fragment(constraint, added_tokens=answers.added_tokens)
     calls = call_rules(answers, tools, parallel=parallel, must_call=must_call) if tools else None

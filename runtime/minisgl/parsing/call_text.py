@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from minisgl.parsing import gemma_call, hunyuan, marked_json, mistral, pythonic, xml_call
+from minisgl.parsing import gemma_call, harmony, hunyuan, marked_json, mistral, pythonic, xml_call
 from minisgl.parsing.answer_format import AnswerFormat
 from minisgl.parsing.marked_json import JsonSyntax
 from minisgl.parsing.xml_call import XmlSyntax
@@ -95,6 +95,14 @@ def _mistral(answers: AnswerFormat, calls: Sequence[Call]) -> str:
     return f"{mistral.START}[{', '.join(_object(call, 'arguments') for call in calls)}]"
 
 
+def _harmony(_: AnswerFormat, calls: Sequence[Call]) -> str:
+    def message(name: str, arguments: Any) -> str:
+        header = f"{harmony.CHANNEL}commentary to={harmony.NAMESPACE}{name} {harmony.CONSTRAIN}json"
+        return f"{header}{harmony.MESSAGE}{_json(arguments)}{harmony.CALL}"
+
+    return f"{harmony.START}{harmony.ROLE}".join(message(*call) for call in calls)
+
+
 def _object(call: Call, key: str) -> str:
     name, arguments = call
     return f'{{"name": {_json(name)}, "{key}": {_json(arguments)}}}'
@@ -118,4 +126,5 @@ _WRITERS: Final[Mapping[str, Callable[[AnswerFormat, Sequence[Call]], str]]] = {
     "hunyuan_a13b": _hunyuan_list,
     "gemma4": _gemma,
     "mistral": _mistral,
+    "harmony": _harmony,
 }

@@ -9,6 +9,7 @@ from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat, answer_format
 from minisgl.parsing.gemma_call import GEMMA
+from minisgl.parsing.harmony import CHANNEL, HARMONY_CALLS, HARMONY_REASONING, MESSAGE
 from minisgl.parsing.hunyuan import HUNYUAN, HUNYUAN_LIST
 from minisgl.parsing.llama_json import LLAMA_JSON
 from minisgl.parsing.marked_json import JSON_FORMATS
@@ -51,6 +52,8 @@ _TOOL_FORMATS: Final[Mapping[str, ToolFormat | None]] = {
     "pythonic": PYTHONIC,
     "llama4_pythonic": PYTHONIC,
     "mistral": MISTRAL,
+    "gpt-oss": HARMONY_CALLS,
+    "openai": HARMONY_CALLS,
 }
 _REASONING_FORMATS: Final[Mapping[str, ReasoningFormat | None]] = {
     "none": None,
@@ -65,6 +68,8 @@ _REASONING_FORMATS: Final[Mapping[str, ReasoningFormat | None]] = {
     "seed_oss": _SEED_THINK,
     "kimi": _KIMI_THINK,
     "granite": _GRANITE_THINK,
+    "gpt-oss": HARMONY_REASONING,
+    "openai_gptoss": HARMONY_REASONING,
 }
 _DETECTED_REASONING: Final = (_THINK, _MISTRAL_THINK, _SEED_THINK, _GEMMA_THINK, _KIMI_THINK, _GRANITE_THINK)
 _TAGGED_ANSWERS: Final = (_THINK_RESPOND, _THINK_ANSWER)
@@ -113,6 +118,8 @@ def find_formats(parsers: Parsers, template: str | None, added_tokens: Mapping[s
 def _detect_tools(template: str, added_tokens: Mapping[str, int]) -> ToolFormat | None:
     if not _USES_TOOLS.search(template):
         return None
+    if _has_channels(template):
+        return HARMONY_CALLS
     for texts, found in _BY_TEXT:
         if all(text in template for text in texts):
             return found
@@ -122,6 +129,9 @@ def _detect_tools(template: str, added_tokens: Mapping[str, int]) -> ToolFormat 
 
 
 def _detect_reasoning(template: str, added_tokens: Mapping[str, int]) -> ReasoningFormat | None:
+    if _has_channels(template):
+        return HARMONY_REASONING
+
     def is_known(reasoning: ReasoningFormat) -> bool:
         return reasoning.end in template or {reasoning.start, reasoning.end} <= added_tokens.keys()
 
@@ -134,3 +144,7 @@ def _detect_reasoning(template: str, added_tokens: Mapping[str, int]) -> Reasoni
     if found is _THINK and "<minimax:tool_call>" not in template:
         return next(filter(has_tags, _TAGGED_ANSWERS), found)
     return found
+
+
+def _has_channels(template: str) -> bool:
+    return CHANNEL in template and MESSAGE in template

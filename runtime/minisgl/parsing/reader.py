@@ -7,7 +7,7 @@ when the answer has ended. What they do depends only on the text, never on how i
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -58,6 +58,8 @@ class Reader:
         self.at = 0
         self.ended = False
         """No more text will arrive."""
+        self.is_cut = False
+        """It has ended where the model would have continued, as at a limit of tokens."""
         self.marks: list[Mark] = []
         """Marks in the text, in the order of their positions."""
 
@@ -98,6 +100,19 @@ class Reader:
     def is_token(self, marker: str) -> bool:
         """Return whether a marker arrives as a token."""
         return marker in self._token_markers
+
+    def next_marker(self, texts: Collection[str], begin: int) -> tuple[int, str] | None:
+        """Return position and text of the first of these markers at or behind `begin`; None: none has arrived."""
+        found = [(mark.at, mark.marker.text) for mark in self.marks if mark.at >= begin and mark.marker.text in texts]
+        for text in texts:
+            if text not in self._token_markers and (at := self.text.find(text, begin)) >= 0:
+                found.append((at, text))
+        return min(found, default=None)
+
+    def certain_end(self, texts: Collection[str], begin: int) -> int:
+        """Return the position from which on the text may be the beginning of one of these markers; its end if it
+        cannot."""
+        return held_suffix(self.text, begin, tuple(text for text in texts if text not in self._token_markers))
 
     def is_quoted(self, marker: str) -> bool:
         """Return whether the marker at the position is ordinary text, and would be a token otherwise."""

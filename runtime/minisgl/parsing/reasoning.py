@@ -24,6 +24,10 @@ class ReasoningFormat:
     """Texts around the text of an answer."""
     notes: tuple[str, ...] = ()
     """Special tokens that may be within reasoning."""
+    inner: tuple[str, ...] = ()
+    """Further markers, of which the first two consist."""
+    in_channels: bool = False
+    """Reasoning is a channel of the answer; see `minisgl.parsing.harmony`."""
 
 
 class ReasoningState(Enum):

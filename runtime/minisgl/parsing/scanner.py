@@ -9,13 +9,13 @@ still open counts where nothing else answers: models forget to close their reaso
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from minisgl.parsing.answer_format import AnswerFormat
+from minisgl.parsing.incremental import IncrementalScanner
 from minisgl.parsing.json_text import SPACE
-from minisgl.parsing.output import Event, Output, call_id
+from minisgl.parsing.output import Output, call_id
 from minisgl.parsing.reader import Ended, Marker, NotACall, Reader, Scan, held_suffix
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.parsing.tool_format import ToolFormat, Tools
@@ -35,8 +35,8 @@ class _Gap:
     """Behind the calls."""
 
 
-class Scanner:
-    """Scanner of one answer. Give it text and markers as they are generated, then call `scan`."""
+class Scanner(IncrementalScanner):
+    """Scanner of an answer that has reasoning at its beginning, and calls between its texts."""
 
     def __init__(
         self,
@@ -48,22 +48,14 @@ class Scanner:
     ) -> None:
         """`state`: place of the prompt's end. `tools`: those that may be called; None: calls are ordinary text.
         Without `separate_reasoning`, reasoning and its markers are part of the text; calls within it do not count."""
-        self._format = format
         self._calls = format.tools if tools is not None else None
+        super().__init__(format, call_id if self._calls is None else self._calls.new_id)
         self._tools: Tools = tools or {}
         self._separate = separate_reasoning
         starts = () if self._calls is None else self._calls.starts
         self._start_texts = tuple(start for start in starts if format.markers[start].token is None)
         """Markers of calls that are no tokens."""
         self._start_pattern = re.compile("|".join(map(re.escape, self._start_texts)))
-        self._reader = Reader(frozenset(marker.text for marker in format.by_token.values()))
-        self._output = Output(call_id if self._calls is None else self._calls.new_id)
-        self.is_plain = False
-        """What is still to come is ordinary text: it need not be scanned."""
-        self.has_reasoning = False
-        """The answer has reasoning, which may have ended."""
-        self.in_reasoning = False
-        """The text that was scanned last is reasoning."""
         self._gap: _Gap | None = None
         """Spaces around the calls since the last text; None: there was no call, or no text before it."""
         self._has_text = False
@@ -75,41 +67,7 @@ class Scanner:
         """Nothing but spaces was taken since the last line break, the last call, or the beginning of the text."""
         self._closing = ""
         """Tag behind the text of the answer; empty: there is none."""
-        self._scan = self._answer(state)
-        next(self._scan)
-
-    @property
-    def by_token(self) -> Mapping[int, Marker]:
-        """Markers that are tokens, for `push_marker`."""
-        return self._format.by_token
-
-    @property
-    def tool_calls(self) -> int:
-        """Number of tool calls so far."""
-        return self._output.calls
-
-    def push(self, text: str) -> None:
-        """Add text of tokens that are no markers."""
-        self._reader.push(text)
-
-    def push_marker(self, marker: Marker, is_visible: bool) -> None:
-        """Add a token that is a marker. `is_visible`: its text is part of the answer's text."""
-        self._reader.push_marker(marker, is_visible)
-
-    def finish(self) -> None:
-        """Note that nothing more will be added."""
-        self._reader.ended = True
-
-    def scan(self) -> list[Event]:
-        """Return what is certain of the output by now, since the last call."""
-        next(self._scan, None)
-        return self._output.take()
-
-    def abandon(self) -> list[Event]:
-        """Return the output after `scan` has failed; what was not scanned is text."""
-        self._reader.at = 0
-        self._output.text(self._reader.take(len(self._reader.text)))
-        return self._output.take()
+        self._begin(self._answer(state))
 
     def _answer(self, state: ReasoningState) -> Scan[None]:
         reasoning = self._format.reasoning

@@ -30,3 +30,5 @@ class ToolFormat:
     is_inline: bool = False
     """Calls follow a text in its line; otherwise they begin lines of their own."""
     new_id: Callable[[], str] = call_id
+    in_channels: bool = False
+    """Calls are messages in a channel of the answer; see `minisgl.parsing.harmony`."""

@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from minisgl.parsing.incremental import IncrementalScanner
 from minisgl.parsing.output import Event, Text
-from minisgl.parsing.scanner import Scanner
 from minisgl.tokenizer.detokenizer import Detokenizer
 from minisgl.tokenizer.logprobs import AnswerLogprobs
 from minisgl.tokenizer.marked_text import MarkedText
@@ -54,7 +54,7 @@ class Answer:
         prompt: array[int],
         *,
         echo_length: int = 0,
-        scanner: Scanner | None = None,
+        scanner: IncrementalScanner | None = None,
     ) -> None:
         """`echo_length` is the number of characters of the echoed prompt before the answer. `scanner`: None for an
         answer that is only text."""
@@ -89,6 +89,8 @@ class Answer:
         """Tool calls so far."""
         self.reasoning_tokens = 0
         """Tokens of the reasoning so far, with its markers."""
+        self._text_tokens = 0
+        """Tokens of texts before or between reasoning."""
 
     def push(self, token: int, count: int, reason: EndReason | None, logprobs: TokenLogprobs | None) -> Output:
         """Return the output that is safe to send after token number `count`, counted from 1. `reason` is that of the
@@ -121,16 +123,19 @@ class Answer:
         if self._scanner is None:
             return Output((Text(text),) if text else (), scored, end, ids, matched)
         self._marked.add(len(piece))
-        events = self._scan(self._scanner, text, count, is_end=end is not None)
+        is_cut = stopped or reason == "length"
+        events = self._scan(self._scanner, text, count, is_end=end is not None, is_cut=is_cut)
         return Output(events, scored, end, ids, matched)
 
-    def _scan(self, scanner: Scanner, text: str, count: int, *, is_end: bool) -> Sequence[Event]:
+    def _scan(
+        self, scanner: IncrementalScanner, text: str, count: int, *, is_end: bool, is_cut: bool
+    ) -> Sequence[Event]:
         """Return the output of text that is certainly part of the answer."""
         was_reasoning = scanner.in_reasoning
         try:
             self._marked.pass_on(text, scanner, is_end=is_end)
             if is_end:
-                scanner.finish()
+                scanner.finish(is_cut=is_cut)
             events = scanner.scan()
         except Exception:  # a bug there must not end the worker with all of its requests
             logger.exception("an answer could not be scanned; its rest is returned as text")
@@ -138,7 +143,9 @@ class Answer:
             return [*scanner.abandon(), *((Text(rest),) if (rest := self._marked.rest()) else ())]
         self.tool_calls = scanner.tool_calls
         if scanner.in_reasoning or was_reasoning or (scanner.has_reasoning and not self.reasoning_tokens):
-            self.reasoning_tokens = count
+            self.reasoning_tokens = count - self._text_tokens
+        elif scanner.in_text:
+            self._text_tokens = count - self.reasoning_tokens
         if scanner.is_plain and self._marked.is_empty:
             self._by_token, self._scanner = {}, None
             self.is_plain = self._is_text_only

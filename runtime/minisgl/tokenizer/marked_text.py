@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from minisgl.parsing.incremental import IncrementalScanner
 from minisgl.parsing.reader import Marker
-from minisgl.parsing.scanner import Scanner
 
 
 class _Mark(NamedTuple):
@@ -43,7 +43,7 @@ class MarkedText:
         """Count the characters of a piece."""
         self._length += characters
 
-    def pass_on(self, text: str, scanner: Scanner, *, is_end: bool) -> None:
+    def pass_on(self, text: str, scanner: IncrementalScanner, *, is_end: bool) -> None:
         """Give released text with its markers to the scanner. With `is_end` the rest of a marker never comes."""
         self._waiting += text
         while self._marks:
@@ -63,7 +63,7 @@ class MarkedText:
         rest, self._waiting = self._waiting, ""
         return rest
 
-    def _pass(self, scanner: Scanner, characters: int) -> None:
+    def _pass(self, scanner: IncrementalScanner, characters: int) -> None:
         scanner.push(self._waiting[:characters])
         self._passed += len(self._waiting[:characters])
         self._waiting = self._waiting[characters:]

@@ -43,7 +43,9 @@ class StepTexts:
             has_calls = row in self._tool_calls
             match event:
                 case Reasoning():
-                    # It comes before everything else in an answer.
+                    if has_calls or self._texts[row]:
+                        row = len(self._ids)
+                        self.add_text(request_id, "", tokens)
                     self._reasoning[row] = self._reasoning.get(row, "") + event.text
                 case Text() if has_calls:
                     row = len(self._ids)

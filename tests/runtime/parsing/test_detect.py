@@ -29,6 +29,9 @@ MISTRAL: Final = "[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS]{{ '[TOOL_CALLS]
 MAGISTRAL: Final = MISTRAL + "{{ '[THINK]' + reasoning + '[/THINK]' }}"
 R1: Final = "{% if '</think>' in content %}{% endif %}{{ '<think>\\n' }}"
 GLM: Final = "{% for t in tools %}{% endfor %}<tool_call>NAME<arg_key>KEY</arg_key></tool_call> </think>"
+GPT_OSS: Final = (
+    """{%- if tools %}{% endif %}{{ "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking }}"""
+)
 PLAIN: Final = "{% for message in messages %}{{ message.content }}{% endfor %}"
 OWN: Final = "{{ tools | tojson }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -36,6 +39,7 @@ QWEN_TOKENS: Final = {"<tool_call>": 151657, "</tool_call>": 151658}
 THINK_TOKENS: Final = {"<think>": 151667, "</think>": 151668}
 LLAMA_TOKENS: Final = {"<|python_tag|>": 128010, "<|eom_id|>": 128008}
 MISTRAL_TOKENS: Final = {"[TOOL_CALLS]": 9, "[ARGS]": 32, "[CALL_ID]": 33}
+HARMONY_TOKENS: Final = {"<|channel|>": 200005, "<|start|>": 200006, "<|end|>": 200007, "<|message|>": 200008}
 MISTRAL_THINK: Final = {"[THINK]": 34, "[/THINK]": 35}
 
 
@@ -52,6 +56,8 @@ MISTRAL_THINK: Final = {"[THINK]": 34, "[/THINK]": 35}
         (MAGISTRAL, MISTRAL_TOKENS | MISTRAL_THINK, "mistral", "mistral"),
         (R1, {}, None, "qwen3"),
         (GLM, QWEN_TOKENS, "glm45", "qwen3"),
+        (GPT_OSS, HARMONY_TOKENS, "harmony", "harmony"),
+        (GPT_OSS, {}, "harmony", "harmony"),
         (PLAIN, QWEN_TOKENS, None, None),
         (OWN, QWEN_TOKENS, "hermes", None),
         (OWN, LLAMA_TOKENS, "llama3_json", None),
@@ -84,6 +90,7 @@ def test_markers_are_tokens_where_the_vocabulary_has_them() -> None:
         *(("hermes", "hermes"), ("qwen", "hermes"), ("qwen25", "hermes"), ("qwen3_xml", "qwen3_coder")),
         *(("qwen3_coder", "qwen3_coder"), ("llama3_json", "llama3_json"), ("llama4_pythonic", "pythonic")),
         *(("pythonic", "pythonic"), ("mistral", "mistral"), ("none", None)),
+        *(("gpt-oss", "harmony"), ("openai", "harmony")),
     ],
 )
 def test_names_override_what_is_found(name: str, format: str | None) -> None:
@@ -93,7 +100,8 @@ def test_names_override_what_is_found(name: str, format: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "format"), [("deepseek_r1", "deepseek_r1"), ("deepseek-r1", "deepseek_r1"), ("glm45", "qwen3")]
+    ("name", "format"),
+    [("deepseek_r1", "deepseek_r1"), ("deepseek-r1", "deepseek_r1"), ("glm45", "qwen3"), ("openai_gptoss", "harmony")],
 )
 def test_names_of_reasoning_parsers(name: str, format: str) -> None:
     found = find_formats(flags("--reasoning-parser", name), None, {})
