@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from minisgl.errors import PromptError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
+from minisgl.tokenizer.channel_history import as_channels, with_descriptions, with_known_effort
 from minisgl.tokenizer.chat_template import ChatTemplate
 from minisgl.tokenizer.control_tokens import ControlTokens, EscapedChat, RenderedChat
 from minisgl.tokenizer.described_tools import with_calls_as_text, with_tools
@@ -173,10 +174,13 @@ class PromptEncoder:
                 "messages",
             )
         chat = self._control.escape(messages, tools, rendering.documents, rendering.template_variables)
+        messages, tools, variables = self._described(chat, template.features), chat.tools, chat.variables
+        if self._answers.in_channels:
+            messages, tools, variables = as_channels(messages), with_descriptions(tools), with_known_effort(variables)
         rendered = template.render(
-            self._described(chat, template.features),
-            chat.variables,
-            tools=chat.tools,
+            messages,
+            variables,
+            tools=tools,
             documents=chat.documents,
             thinking=rendering.thinking,
             add_generation_prompt=rendering.add_generation_prompt,

@@ -199,3 +199,50 @@ FAMILIES = {
     "generation-tag": GENERATION_TAG,
     "agent": AGENT,
 }
+
+HARMONY = """\
+{{- '<|start|>system<|message|>You are ChatGPT.\\nReasoning: ' + (reasoning_effort | default('medium')) }}
+{{- '\\n\\n# Valid channels: analysis, commentary, final.' }}
+{%- if tools %}{{ "\\nTools belong to the channel 'commentary'." }}{% endif %}
+{{- '<|end|>' }}
+{%- set instructed = messages[0].role in ['system', 'developer'] %}
+{%- if instructed or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {%- if instructed %}{{ '# Instructions\\n\\n' + messages[0].content }}{% endif %}
+    {%- for tool in tools or [] %}
+        {{- '\\n\\n# Tools\\n\\n// ' + tool.function.description + '\\ntype ' + tool.function.name }}
+        {{- ' = ' + tool.function.parameters | tojson }}
+    {%- endfor %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set turns = messages[1:] if instructed else messages %}
+{%- set last = namespace(tool=none) %}
+{%- for turn in turns %}
+    {%- if turn.role == 'user' %}{{ '<|start|>user<|message|>' + turn.content + '<|end|>' }}
+    {%- elif turn.role == 'tool' %}
+        {%- if last.tool is none %}{{ raise_exception('a result without a call') }}{% endif %}
+        {{- '<|start|>functions.' + last.tool + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- turn.content | tojson + '<|end|>' }}
+    {%- elif turn.role == 'assistant' %}
+        {%- if '<|channel|>' in turn.content %}{{ raise_exception('channels in the content') }}{% endif %}
+        {%- if 'tool_calls' in turn %}
+            {%- set later = turns[loop.index:] | selectattr('role', 'eq', 'assistant') %}
+            {%- set answered = later | rejectattr('tool_calls', 'defined') | list %}
+            {%- if turn.content and turn.thinking %}{{ raise_exception('content and thinking') }}{% endif %}
+            {%- set thought = turn.content or turn.thinking %}
+            {%- if thought and not answered %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}
+            {%- endif %}
+            {%- set last.tool = turn.tool_calls[0].function.name %}
+            {{- '<|start|>assistant to=functions.' + last.tool + '<|channel|>commentary json<|message|>' }}
+            {{- turn.tool_calls[0].function.arguments | tojson + '<|call|>' }}
+        {%- else %}
+            {%- set last.tool = none %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + turn.content }}
+            {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+"""Renders and refuses what gpt-oss's template does, in other words: only the first message has instructions, of several
+calls of a message it has the first, results bear the name of the last call, reasoning is left out before an answer."""
