@@ -133,7 +133,7 @@ def test_markers_in_ordinary_tokens_are_text() -> None:
     text = "<|channel|>final<|message|>a<|end|>"
     assert replay(AS_TOKENS, [Quoted(text)]).text == text
     assert replay(AS_TOKENS, [*pieces("<|channel|>final<|message|>"), Quoted(text)]).text == text
-    header = ["<|channel|>", "final ", Quoted("<|constrain|>"), "json", "<|message|>", "b"]
+    header: list[str | Quoted] = ["<|channel|>", "final ", Quoted("<|constrain|>"), "json", "<|message|>", "b"]
     assert replay(AS_TOKENS, header).text == "final <|constrain|>jsonb"
 
 

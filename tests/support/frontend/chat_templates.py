@@ -211,7 +211,7 @@ HARMONY = """\
     {%- if instructed %}{{ '# Instructions\\n\\n' + messages[0].content }}{% endif %}
     {%- for tool in tools or [] %}
         {{- '\\n\\n# Tools\\n\\n// ' + tool.function.description + '\\ntype ' + tool.function.name }}
-        {{- ' = ' + tool.function.parameters | tojson }}
+        {{- ' = ' + (tool.function.parameters or {}) | tojson }}
     {%- endfor %}
     {{- '<|end|>' }}
 {%- endif %}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tokenizers import Tokenizer
 
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.process import FrontendServer
@@ -46,10 +47,11 @@ class FrontendStack:
         template: str | None = None,
         max_model_len: int = 256,
         parsers: Parsers = _DETECT,
+        tokenizer: Tokenizer = TOKENIZER,
         **config: Any,
     ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-        write_directory(path / "model", TOKENIZER, chat_template=template or TEMPLATE, generation_config=generation)
+        write_directory(path / "model", tokenizer, chat_template=template or TEMPLATE, generation_config=generation)
         self.path = path
         self._max_model_len = max_model_len
         self.scheduler_address = f"ipc://{path}/scheduler"
