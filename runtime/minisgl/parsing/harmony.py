@@ -169,6 +169,12 @@ def prompt_state(
     return ReasoningState.WITHIN if channel.split()[:1] == ["analysis"] else ReasoningState.BEHIND
 
 
+def end_tokens(answers: AnswerFormat) -> tuple[int, ...]:
+    """Return the tokens that end an answer in channels. Behind a call, its result must follow."""
+    tokens = (answers.markers[text].token for text in (RETURN, CALL))
+    return tuple(token for token in tokens if token is not None)
+
+
 class _Kind(Enum):
     REASONING = auto()
     TEXT = auto()

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from minisgl.errors import GrammarError, PromptError
 from minisgl.parsing.answer_format import PLAIN_ANSWERS, AnswerFormat
+from minisgl.parsing.harmony import end_tokens
 from minisgl.parsing.reasoning import ReasoningState
 from minisgl.tokenizer.answer import Answer, EndReason
 from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints
@@ -417,7 +418,7 @@ class Session:
         _check_tokens(params.allowed_token_ids, vocab_size, "allowed_token_ids")
         _check_tokens(params.logprob_token_ids, vocab_size, "logprob_token_ids")
         return submit_message(
-            generate,
+            self._with_ends(generate),
             prompt.tobytes(),
             max_tokens=_max_tokens(len(prompt), params, self._model.max_model_len, generate.options.soft_limits),
             seed=self._random.getrandbits(63) if params.seed is None else params.seed,
@@ -425,6 +426,16 @@ class Session:
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
             constraint=constraint,
         )
+
+    def _with_ends(self, generate: Generate) -> Generate:
+        """Return the request with the tokens that end its answer, where config.json does not name all of them."""
+        params = generate.params
+        if not self._answers.in_channels or generate.messages is None or params.ignore_eos:
+            return generate
+        assert self._model is not None, "requests are taken only after `open`"
+        known = {*self._model.eos_token_ids, *params.stop_token_ids}
+        ends = tuple(t for t in end_tokens(self._answers) if t not in known and t < self._model.vocab_size)
+        return replace(generate, params=replace(params, stop_token_ids=(*params.stop_token_ids, *ends)))
 
     def _end(
         self, request_id: bytes, request: _Request, reason: EndReason, matched: str | int | None = None

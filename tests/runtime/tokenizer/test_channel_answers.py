@@ -154,6 +154,29 @@ def test_a_grammar_has_the_reasoning_in_it(fields: dict[str, Any], has_grammar: 
     assert ("analysis" in submit.constraint.grammar) == has_grammar
 
 
+@pytest.mark.parametrize(
+    ("eos", "params", "added"),
+    [
+        ((), {}, ("<|return|>", "<|call|>")),
+        (("<|return|>",), {}, ("<|call|>",)),
+        (("<|return|>", "<|call|>"), {}, ()),
+        ((), {"ignore_eos": True}, ()),
+    ],
+)
+def test_calls_end_answers_even_where_the_checkpoint_does_not_say_so(
+    eos: tuple[str, ...], params: dict[str, Any], added: tuple[str, ...]
+) -> None:
+    made = Session(TABLE, ANSWERS)
+    ids = tuple(map(TOKENIZER.token_to_id, eos))
+    made.open(card(vocab_size=TOKENIZER.get_vocab_size(), eos_token_ids=ids))
+    request = generate_of(id=ID, messages=(ChatMessage("user", "Hi"),), params=SamplingParams(**params))
+    assert made.begin(request)
+    made.encoded(ID, array("i", [1]))
+    (submit,) = made.take_to_scheduler()
+    assert isinstance(submit, Submit)
+    assert submit.params.stop_token_ids == tuple(map(TOKENIZER.token_to_id, added))
+
+
 def test_reasoning_has_no_budget() -> None:
     (failed,) = session(thinking_budget=5).take_to_frontend()
     assert isinstance(failed, TextFailed) and failed.param == "thinking_token_budget"
