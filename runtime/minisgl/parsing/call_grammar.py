@@ -92,7 +92,10 @@ def _pythonic_lines(answers: AnswerFormat, tools: Sequence[CallableTool], parall
 def _mistral(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
     start, arguments = marker(answers, mistral.START), marker(answers, mistral.ARGS)
     if answers.markers[mistral.ARGS].token is not None:
-        bodies = [f"{lark.literal(tool.name)} {arguments} {tool.value(tool.schema)}" for tool in tools]
+        # Some models have learned to write an identifier, too.
+        has_id = answers.markers[mistral.CALL_ID].token is not None
+        identifier = f"({marker(answers, mistral.CALL_ID)} /[A-Za-z0-9]{{9}}/)? " if has_id else ""
+        bodies = [f"{lark.literal(tool.name)} {identifier}{arguments} {tool.value(tool.schema)}" for tool in tools]
         rules = (f"call_one: {lark.one_of(bodies)}",)
         return CallRules(rules, mistral.START, several("call_one", f"{start} call_one", parallel))
     bodies = [_json_object(tool, "arguments") for tool in tools]

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from minisgl.errors import TokenizerError
 from minisgl.json_file import MAX_FILE_BYTES, check_size, read_json_object
 from minisgl.tokenizer.file_hashes import TOOL_TEMPLATE, hash_tokenizer_files
+from minisgl.tokenizer.tekken import restore_tekken_pattern
 from minisgl.wire.text import SamplingDefaults
 
 MAX_TOKENIZER_BYTES: Final = 64 << 20
@@ -78,6 +79,13 @@ def load_model_files(directory: str | Path) -> ModelFiles:
 def _load_tokenizer(root: Path) -> Tokenizer:
     path = root / "tokenizer.json"
     if not path.is_file():
+        if (root / "tekken.json").is_file():
+            raise TokenizerError(
+                "tokenizer_missing",
+                f"{root} has Mistral's tekken.json but no tokenizer.json: convert it with transformers and "
+                "mistral-common (AutoTokenizer.from_pretrained(MODEL).save_pretrained(DIRECTORY)), and put a "
+                "chat_template.jinja beside it, or serve a copy of the model that has both",
+            )
         if (root / "tokenizer.model").is_file():
             raise TokenizerError(
                 "tokenizer_missing",
@@ -92,6 +100,7 @@ def _load_tokenizer(root: Path) -> Tokenizer:
     # Both are settings from training that some checkpoints contain; they would cut or lengthen prompts.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    restore_tekken_pattern(tokenizer)
     return tokenizer
 
 

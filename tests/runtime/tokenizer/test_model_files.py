@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from minisgl.config import SchedulerConfig
 from minisgl.errors import TokenizerError
@@ -25,7 +26,7 @@ def test_reads_the_files_of_a_checkpoint(tmp_path: Path) -> None:
         "pad_token": None,
         "add_bos_token": False,
     }
-    generation = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
+    generation: dict[str, Any] = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
     generation |= {"eos_token_id": [1, 2], "do_sample": True}
     files = load_model_files(write_directory(tmp_path, byte_level(), config=config, generation_config=generation))
     assert files.special_tokens == {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -155,3 +156,28 @@ def test_a_missing_tokenizer_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"only a sentencepiece tokenizer\.model") as raised:
         load_model_files(tmp_path)
     assert raised.value.code == "tokenizer_missing"
+
+
+def test_a_vocabulary_that_only_mistrals_library_reads_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tekken\.json but no tokenizer\.json: convert it") as raised:
+        load_model_files(tmp_path)
+    assert raised.value.code == "tokenizer_missing"
+
+
+TEKKEN = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]")
+
+
+@pytest.mark.parametrize("is_tekken", [True, False])
+def test_texts_are_split_as_mistrals_vocabulary_was_trained(tmp_path: Path, is_tekken: bool) -> None:
+    control = (*TEKKEN, "[/TOOL_RESULTS]", "[TOOL_CALLS]") if is_tekken else TEKKEN
+    vocab = {text: number for number, text in enumerate((*control, "S", "e", "r", "rS"))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("r", "S")]))
+    split = pre_tokenizers.Split(Regex(r"\p{L}+|\P{L}+"), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.add_special_tokens([*control])
+    loaded = load_model_files(write_directory(tmp_path, tokenizer)).tokenizer
+    # A capital behind small letters begins a part, and no token goes on from one part to the next.
+    across = ["r", "S"] if is_tekken else ["rS"]
+    assert loaded.encode("SerSer").tokens == ["S", "e", *across, "e", "r"]

@@ -212,7 +212,8 @@ _GEMMA4: Final = """\
     {%- else %}{{- value }}{%- endif %}
 {%- endmacro %}
 {%- set state = namespace(answered=false) %}
-{{- bos_token + '<|turn>system\\n' + ('<|think|>' if enable_thinking else '') }}
+{{- bos_token }}
+{{- '<|turn>system\\n' + ('<|think|>' if enable_thinking else '') }}
 {%- for tool in tools or [] %}{{- '<|tool>' + tool.function.name + '<tool|>' }}{%- endfor %}
 {{- '<turn|>\\n' }}
 {%- for message in messages %}
