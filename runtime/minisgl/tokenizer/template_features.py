@@ -19,6 +19,7 @@ _PROBE: Final = "probe7b1e"
 TOOL_VARIABLES: Final = ("tools", "xml_tools")
 """Variables in which templates take the definitions of tools: checkpoints have one of them."""
 _TOOLS_OF_MESSAGE: Final = re.compile(r"""message(\[['"]tools['"]\]|\.tools\b)""")
+_REASONING_FIELD: Final = re.compile(r"""reasoning_content|(\.reasoning|\[['"]reasoning['"]\])(?!\w)""")
 _REASONING: Final = re.compile(
     r"<[/|]?(seed:)?think|\[/?THINK|think▷|reasoning_content|message\.(reasoning|thinking)\b|thought process|<\|channel"
 )
@@ -56,7 +57,7 @@ class TemplateFeatures:
     @cached_property
     def takes_reasoning_as_part(self) -> bool:
         """Reasoning is a part of an answer's content (Magistral), and no field of its message."""
-        if "reasoning" in self._template.source or not self._names("thinking"):
+        if _REASONING_FIELD.search(self._template.source) or not self._names("thinking"):
             return False
         parts = [{"type": "thinking", "thinking": _PROBE}, {"type": "text", "text": "a"}]
         rendered = self._render([{"role": "user", "content": "a"}, {"role": "assistant", "content": parts}])

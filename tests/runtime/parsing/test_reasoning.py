@@ -45,6 +45,16 @@ def test_the_tail_of_the_prompt_decides(prompt: str, state: ReasoningState, has_
     assert reasoning_state(completion, answers, TokenBytes(tokenizer), tokens) is BEHIND
 
 
+def test_a_note_of_the_budget_is_within_the_reasoning_of_seed_oss() -> None:
+    special = ("<seed:bos>", "<seed:cot_budget_reflect>", "<seed:think>", "</seed:think>")
+    tokenizer = byte_level(special=special)
+    answers = find_formats(Parsers(reasoning="seed_oss"), None, added_tokens(tokenizer))
+    request = generate_of(id=b"", messages=(ChatMessage("user", "Hi"),), params=SamplingParams())
+    for prompt, state in (("<seed:think><seed:cot_budget_reflect>", WITHIN), ("", BEFORE)):
+        tokens = array("i", tokenizer.encode(f"<seed:think>a</seed:think><seed:bos>assistant\n{prompt}").ids)
+        assert reasoning_state(request, answers, TokenBytes(tokenizer), tokens) is state
+
+
 def scanned(text: str, state: ReasoningState, parser: ReasoningParser = "qwen3", **options: bool) -> Result:
     answers = find_formats(Parsers(reasoning=parser), None, {})
     whole = replay(answers, [text], state, None, **options)

@@ -161,6 +161,7 @@ _HUNYUAN: Final = (
 )
 _MISTRAL: Final = """\
 {{- bos_token }}
+{%- if reasoning_effort is defined %}{{- '[MODEL_SETTINGS]' + reasoning_effort }}{%- endif %}
 {%- if tools %}{{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'user' %}{{- '[INST]' + message.content + '[/INST]' }}
