@@ -12,7 +12,7 @@ import msgspec
 
 from minisgl.errors import PromptError
 from minisgl.tokenizer.compiled_template import CompiledTemplate
-from minisgl.tokenizer.template_features import TOOL_VARIABLES, TemplateFeatures
+from minisgl.tokenizer.template_features import TOOL_VARIABLES, TemplateFeatures, whole_tool
 from minisgl.wire.text import BUDGET_VARIABLE, THINKING_VARIABLES, ChatMessage, ToolOptions
 
 _END_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -79,7 +79,8 @@ class ChatTemplate:
         if tools is None:
             return None
         if self.features.takes_tools:
-            return list(tools.definitions)
+            whole = self.features.needs_whole_tools
+            return [whole_tool(definition) if whole else definition for definition in tools.definitions]
         if tools.choice in ("none", "auto"):
             # The model cannot call what it does not see, nor has it to; see `AnswerFormat.ignores_tools`.
             return None

@@ -50,6 +50,13 @@ class TemplateFeatures:
         return "tool_calls" in self._template.source
 
     @cached_property
+    def needs_whole_tools(self) -> bool:
+        """Tools must have a description and parameters, also empty ones (Seed-OSS)."""
+        user = [{"role": "user", "content": "a"}]
+        bare = {"type": "function", "function": {"name": "f"}}
+        return self._render(user, [bare]) is None and self._render(user, [whole_tool(bare)]) is not None
+
+    @cached_property
     def takes_tool_responses(self) -> bool:
         """Results of tools belong to the message with their calls (Gemma 4), and have no message of their own."""
         return "tool_responses" in self._template.source and not self._names("tool")
@@ -109,12 +116,21 @@ class TemplateFeatures:
     def _names(self, role: str) -> bool:
         return f"'{role}'" in self._template.source or f'"{role}"' in self._template.source
 
-    def _render(self, turns: Sequence[Mapping[str, Any]]) -> str | None:
+    def _render(
+        self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str | None:
         """Return the rendered turns; None if the template does not accept them."""
+        values = {**dict.fromkeys(TOOL_VARIABLES, tools), **self._special_tokens}
         try:
-            return self._template.render({**self._special_tokens, "messages": turns, "add_generation_prompt": False})
+            return self._template.render({**values, "messages": turns, "add_generation_prompt": False})
         except PromptError:
             return None
+
+
+def whole_tool(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definition of a tool with a description and parameters."""
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return {**definition, "function": {**empty, **definition["function"]}}
 
 
 def _call(arguments: Any) -> list[dict[str, Any]]:

@@ -152,3 +152,11 @@ def test_a_template_without_tools_refuses_what_must_be_called() -> None:
         template.render(LOOP[:1], tools=options)
     with pytest.raises(PromptError, match="Roles must alternate"):
         template.render([LOOP[0], LOOP[0]])
+
+
+def test_tools_get_what_a_template_reads_of_all_of_them() -> None:
+    bare = ToolOptions(definitions=({"type": "function", "function": {"name": "now"}},))
+    text = ChatTemplate(FAMILIES["seed-oss"].template, SPECIAL).render(LOOP[:1], tools=bare)
+    assert "# \ndef now()" in text
+    text = ChatTemplate(FAMILIES["glm45"].template, SPECIAL).render(LOOP[:1], tools=bare)
+    assert '{"type": "function", "function": {"name": "now"}}\n' in text

@@ -79,9 +79,11 @@ _SEED_OSS: Final = (
     """\
 {%- if thinking_budget is not defined %}{%- set thinking_budget = -1 %}{%- endif %}
 {{- '<seed:bos>system\\n' }}
-"""
-    + _TOOLS
-    + """
+{%- for tool in tools or [] %}
+    {{- '# ' + tool.function.description + '\\ndef ' + tool.function.name + '(' }}
+    {%- for name, schema in tool.function.parameters.properties.items() %}{{- name + ',' }}{%- endfor %}
+    {{- ')\\n' }}
+{%- endfor %}
 {{- '<seed:tool_call>\\n<function=NAME>\\n<parameter=KEY>VALUE</parameter>\\n</function>\\n</seed:tool_call>' }}
 {{- '<seed:eos>' }}
 {%- if thinking_budget > 0 %}{{- '<seed:bos>system\\nbudget ' + thinking_budget | string + '<seed:eos>' }}{%- endif %}
