@@ -24,6 +24,8 @@ class AnswerFormat(msgspec.Struct, frozen=True):
     """Those that are tokens, by id."""
     added_tokens: Mapping[str, int]
     """All tokens that the vocabulary has besides those of its algorithm: ids by text."""
+    reasoning_lead: tuple[int, ...] = ()
+    """Tokens that an answer has before the token that begins reasoning."""
     ignores_tools: bool = False
     """The chat template has no place for tools, and without a format of calls nothing else describes them: a request
     that does not require a call is answered without one."""

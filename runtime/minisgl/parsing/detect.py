@@ -110,6 +110,9 @@ def find_formats(parsers: Parsers, template: str | None, added_tokens: Mapping[s
         tools = _TOOL_FORMATS[parsers.tool_calls]
     if parsers.reasoning == "auto":
         reasoning = _detect_reasoning(source, added_tokens)
+        if reasoning is _THINK and tools is XML_FORMATS["glm45"]:
+            # Its prompts end before the line break, and later models' behind the marker.
+            reasoning = replace(_THINK, before="\n")
     else:
         reasoning = _REASONING_FORMATS[parsers.reasoning]
     return answer_format(tools, reasoning, added_tokens)

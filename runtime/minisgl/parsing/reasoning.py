@@ -18,6 +18,8 @@ class ReasoningFormat:
     end: str
     is_forced: bool = False
     """Every answer begins with reasoning, even where neither prompt nor answer has the start marker."""
+    before: str = ""
+    """Text that an answer has before the start marker."""
     label: str = ""
     """Text behind the start marker that names what follows."""
     answer_tags: tuple[str, str] | None = None

@@ -90,7 +90,9 @@ def answer_constraints(generate: Generate, answers: AnswerFormat, state: Reasoni
         return AnswerConstraint(grammar=grammar)
     start, end = markers
     is_open = state is ReasoningState.WITHIN
-    thinking = Thinking(start=(start,), end=(end,), is_open=is_open, budget=budget)
+    # With a grammar, reasoning begins with the first token or not at all.
+    lead = answers.reasoning_lead if grammar else ()
+    thinking = Thinking(start=(*lead, start), end=(end,), is_open=is_open, budget=budget)
     return AnswerConstraint(grammar=grammar, thinking=thinking)
 
 

@@ -47,6 +47,9 @@ def load(directory: str | Path, parsers: Parsers = _DETECT) -> LoadedTokenizer:
     """Load the tokenizer files in a directory. Raises TokenizerError."""
     files = load_model_files(directory)
     answers = find_formats(parsers, files.template_text, added_tokens(files.tokenizer))
+    if answers.reasoning is not None and (before := answers.reasoning.before):
+        lead = files.tokenizer.encode(before, add_special_tokens=False).ids
+        answers = replace(answers, reasoning_lead=tuple(lead))
     encoder = PromptEncoder(files, answers)
     return LoadedTokenizer(
         encoder=encoder,

@@ -147,6 +147,9 @@ def test_a_required_call_has_the_grammar_of_the_family(family: tuple[str, Tokeni
     thinking, start = submit.constraint.thinking, FAMILIES[name].tokens[0]
     assert f"<[{tokenizer.token_to_id(start)}]>" in submit.constraint.grammar
     assert thinking is not None and thinking.is_open == (name == "minimax-m2")
+    # Reasoning may come first, as the model begins it.
+    begins = {"gemma4": "<|channel>", "magistral": "[THINK]", "glm45": "\n<think>", "minimax-m2": "<think>"}
+    assert [*thinking.start] == tokenizer.encode(begins[name]).ids
 
 
 @EACH_API
