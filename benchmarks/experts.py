@@ -28,7 +28,8 @@ from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.layers.weights.weight import Weight
 from minisgl.moe.experts import experts_grouped
-from minisgl.moe.mixture import mixture_of_experts, route
+from minisgl.moe.mixture import mixture_of_experts
+from minisgl.moe.routing import route
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 2048, 768, 128, 8
 COPIES, CALLS = 4, 12

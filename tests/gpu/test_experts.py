@@ -19,9 +19,11 @@ from minisgl.layers.weights.inputs import PreNorm
 from minisgl.layers.weights.weight import QuantizedWeight, Weight
 from minisgl.moe.experts import experts_one_by_one, run_experts
 from minisgl.moe.mixture import mixture_of_experts as mixture
-from minisgl.moe.mixture import route
+from minisgl.moe.routing import route, route_by_scores
 from support.kernels.decode_kernels import assert_close, poisoned_outputs
 from support.kernels.experts import Sizes, by_plain_torch, exact_int4, in_fp8, in_int4
+from support.kernels.interpreted_routing import CASES as ROUTINGS
+from support.kernels.interpreted_routing import draw as draw_scores
 from support.kernels.sizes import sized
 
 QWEN3_30B = Sizes(2048, 768, 128, 8)
@@ -307,6 +309,32 @@ def test_any_logits_select_distinct_existing_experts(value: float) -> None:
     for row in experts.tolist():
         assert len(set(row)) == 8
         assert min(row) >= 0 and max(row) < 100
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routing_by_scores_matches_a_cpu(name: str) -> None:
+    case = ROUTINGS[name]
+    logits, bias = draw_scores(case, 301)
+    shares, experts = route_by_scores(logits, bias, case.top_k, case.routing)
+    ours = route_by_scores(logits.cuda(), None if bias is None else bias.cuda(), case.top_k, case.routing)
+    assert ours[1].tolist() == experts.tolist()
+    torch.testing.assert_close(ours[0].cpu(), shares, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 40, MAX_TOKENS + 50])
+@pytest.mark.parametrize("weights", ["bf16", "FP8", "INT4"])
+def test_experts_take_weights_in_float32(weights: str, tokens: int) -> None:
+    x, gate_up, down = draw(FEW, tokens, torch.bfloat16)
+    dense = gate_up, down
+    stored: tuple[Weight, Weight] = DenseWeight(gate_up), DenseWeight(down)
+    if weights != "bf16":
+        stored, dense = stored_as(weights, gate_up, down)
+    experts = choices(FEW, tokens)
+    shares = torch.rand(experts.shape, device="cuda")
+    expected = by_plain_torch(torch.double, x, shares, experts, *dense)
+    ours = run_experts(x, shares, experts, *stored, silu_and_mul)
+    assert ours.dtype == torch.bfloat16
+    assert_close(ours, expected, by_plain_torch(torch.bfloat16, x, shares, experts, *dense))
 
 
 @pytest.mark.captures

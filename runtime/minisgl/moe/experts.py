@@ -21,7 +21,7 @@ def run_experts(
     down: Weight,
     activation: GatedActivation,
 ) -> torch.Tensor:
-    """x [T, H], weights and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
+    """x [T, H], weights (of x's type or float32) and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
 
     The order of sums is fixed on every device. On CUDA all shapes follow from T and nothing waits for the device, so
     the call can be captured in a graph, except where a GPU has no kernel for torch's grouped product.
@@ -40,7 +40,7 @@ def run_experts(
         chosen, places = experts_grouped(x, experts, *dense, activation)
         return weighted_sum(chosen, weights, places)
     chosen = (experts_dense if x.is_cuda else experts_one_by_one)(x, experts, *dense, activation)
-    return (chosen * weights.unsqueeze(-1)).sum(dim=1)
+    return (chosen * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
 def experts_one_by_one(

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import one_shot_all_reduce_triton
 from minisgl.kernels.attention import gather_keys_triton, rotary_triton, split_kv_decode_triton
-from minisgl.kernels.experts import gemv_gluon, grouped_gemm_triton, routing_gluon
+from minisgl.kernels.experts import gemv_gluon, grouped_gemm_triton, routing_gluon, routing_triton
 from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp8_gemv_gluon
 from minisgl.kernels.pointwise import activation_triton, norm_triton, step_inputs_triton
 from minisgl.kernels.sampling import sample_triton
@@ -137,6 +137,14 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 (routing_gluon._route, {}),
                 (gemv_gluon._down, {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0}),
             )
+        ),
+        *(
+            (
+                routing_triton._route_by_scores,
+                dict.fromkeys(("logits", "bias", "weights"), FLOATS) | dict.fromkeys(("smallest_sum", "scale"), FLOAT),
+                CHOICE | {"CHOICES": 8, "SIGMOID": sigmoid, "BIASED": biased, "RENORMALIZE": biased},
+            )
+            for sigmoid, biased in ((True, True), (False, True), (False, False))
         ),
         (gemv_gluon._gate_up, EXPERTS, CHOICE | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0}),
         *(

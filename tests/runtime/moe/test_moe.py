@@ -5,7 +5,8 @@ import torch
 
 from minisgl.layers.activation import silu_and_mul
 from minisgl.moe.experts import experts_dense, experts_grouped, experts_one_by_one
-from minisgl.moe.mixture import route
+from minisgl.moe.routing import route, route_by_scores
+from minisgl.moe.routing_config import RoutingConfig
 
 TOKENS, HIDDEN, EXPERTS, INNER, TOP_K = 21, 32, 6, 16, 2
 
@@ -25,6 +26,22 @@ def test_routing_takes_the_most_probable_experts() -> None:
     torch.testing.assert_close(chosen, torch.softmax(logits, -1)[:, [1, 3]])
     chosen, _ = route(logits, 2, renormalize=True)
     torch.testing.assert_close(chosen, torch.softmax(torch.tensor([[3.0, 2.0]]), -1))
+
+
+def test_a_bias_selects_experts_but_has_no_part_in_their_weights() -> None:
+    logits, bias = torch.tensor([[2.0, 1.0, 0.0, -1.0]]), torch.tensor([0.0, -9.0, 0.0, 9.0])
+    routing = RoutingConfig(scores="sigmoid", selection_bias=True, scale=3.0)
+    weights, experts = route_by_scores(logits, bias, 2, routing)
+    assert experts.tolist() == [[3, 0]]
+    torch.testing.assert_close(weights, 3 * torch.sigmoid(logits[:, [3, 0]]))
+
+
+def test_weights_are_renormalized_before_they_are_scaled_by_a_sum_that_is_not_too_small() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    scores = torch.softmax(logits, -1)[:, :2]
+    for least, divisor in ((0.0, scores.sum()), (5.0, 5.0)):
+        routing = RoutingConfig(renormalize=True, smallest_sum=least, scale=2.0)
+        torch.testing.assert_close(route_by_scores(logits, None, 2, routing)[0], 2 * scores / divisor)
 
 
 @pytest.mark.parametrize("crowded", [False, True], ids=["spread", "one expert for all"])
