@@ -101,17 +101,17 @@ class Roofline:
         rows, hidden, heads = step.tokens, model.hidden_size, of.num_heads // tp * of.head_dim
         kv_width = max(1, of.num_kv_heads // tp) * of.head_dim
         qkv = heads + 2 * kv_width
-        kind = _weights(model.quantization)
+        kind, pointwise_width = _weights(model.quantization), 0.0
         layer = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
         if isinstance(block, MoeConfig):
             # The router is not quantized.
             layer += self._linear(hidden, block.num_experts, rows)
             layer += self._experts(block, rows, _weights(model.quantization, experts=True))
             pointwise_width = block.experts_per_token * block.intermediate_size / tp
-        else:
-            layer += self._linear(hidden, 2 * block.intermediate_size // tp, rows, kind)
-            layer += self._linear(block.intermediate_size // tp, hidden, rows, kind)
-            pointwise_width = block.intermediate_size / tp
+        if (dense := block.shared if isinstance(block, MoeConfig) else block) is not None:
+            layer += self._linear(hidden, 2 * dense.intermediate_size // tp, rows, kind)
+            layer += self._linear(dense.intermediate_size // tp, hidden, rows, kind)
+            pointwise_width += dense.intermediate_size / tp
         kv = step.kv_tokens * 2 * kv_width * self.kv_bytes
         layer += self._operator(4 * step.pairs * heads, kv + 2 * rows * heads * _BYTES)
         # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.

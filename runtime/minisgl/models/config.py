@@ -20,7 +20,7 @@ from minisgl.layers.weights.formats import (
     unsupported_quantization,
 )
 from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig, kv_layers
-from minisgl.models.families import FAMILIES
+from minisgl.models.families import FAMILIES, MISSING
 from minisgl.models.families.common import MAX_POSITIONS, max_positions
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
@@ -122,11 +122,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _split_sizes(self) -> tuple[list[int], list[int], list[int]]:
         """Numbers of query heads and KV heads, and intermediate sizes, of all layers, those of experts first."""
         blocks, parts = ([getattr(layer, name) for layer in self.layers] for name in ("attention", "feed_forward"))
-        experts = [part.intermediate_size for part in parts if isinstance(part, MoeConfig)]
+        experts = [part for part in parts if isinstance(part, MoeConfig)]
+        shared = [part.shared for part in experts if part.shared is not None]
         every = (
             [of.num_heads for of in blocks],
             [of.num_kv_heads for of in blocks],
-            experts + [part.intermediate_size for part in parts],
+            [part.intermediate_size for part in (*experts, *parts, *shared)],
         )
         heads, kv_heads, feed_forward = (list(dict.fromkeys(sizes)) for sizes in every)
         return heads, kv_heads, feed_forward
@@ -212,9 +213,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
     for name in names:
         if isinstance(name, str) and name in FAMILIES:
             return name
+    lacks = next((f", which needs {MISSING[each]}," for each in map(str, names) if each in MISSING), "")
     raise ModelError(
         "unsupported_architecture",
-        f"architecture {', '.join(map(str, names[:10])) or '(none given)':.500} is not supported; supported are "
+        f"architecture {', '.join(map(str, names[:10])) or '(none given)':.500}{lacks} is not supported; supported are "
         + ", ".join(FAMILIES),
     )
 

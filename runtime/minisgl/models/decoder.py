@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -18,14 +19,16 @@ from minisgl.layers.norm import BlockNorm, ResidualSum, RMSNorm
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
-from minisgl.layers.weights.allocate import allocate_experts
+from minisgl.layers.weights.allocate import ExpertNames, allocate, allocate_experts
 from minisgl.layers.weights.dense import DenseWeight
-from minisgl.layers.weights.inputs import PreNorm
+from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import AttentionConfig, FeedForwardConfig, LayerConfig, MoeConfig, QueryGrowth
+from minisgl.moe.experts import run_experts
 from minisgl.moe.mixture import mixture_of_experts
+from minisgl.moe.routing import route_by_scores
 
 
 class SelfAttention:
@@ -176,34 +179,87 @@ class SparseFeedForward:
     def __init__(
         self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
     ) -> None:
-        name = f"model.layers.{layer}.mlp"
+        prefix, names, routing = f"model.layers.{layer}", config.decoder.names.moe, moe.routing
         self.norm = _norm_before_feed_forward(config, parameters, layer)
         self._parallel = parallel
         self._moe = moe
         self._activation = GATED_ACTIVATIONS[moe.activation]
         hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
-        self.router = DenseWeight(parameters.replicated(f"{name}.gate.weight", moe.num_experts, hidden))
+        router = parameters.new(
+            moe.num_experts, hidden, dtype=torch.float32 if routing.float32_router else parameters.dtype
+        )
+        parameters.add_source(f"{prefix}.{names.router}.weight", (moe.num_experts, hidden), router)
+        self.router = DenseWeight(router)
+        self._selection_bias = None
+        if routing.selection_bias:
+            self._selection_bias = parameters.new(moe.num_experts, dtype=torch.float32)
+            shape = (1, moe.num_experts) if names.selection_bias_is_row else (moe.num_experts,)
+            parameters.add_source(f"{prefix}.{names.selection_bias}", shape, self._selection_bias.view(shape))
         self.experts = allocate_experts(
             parameters,
-            f"{name}.experts",
-            moe.num_experts,
+            [
+                ExpertNames(*(f"{prefix}.{names.experts}.{i}.{each}" for each in (names.gate, names.up, names.down)))
+                for i in range(moe.num_experts)
+            ],
             hidden,
             size,
             part,
             keep=self._activation is silu_and_mul,
         )
+        self._shared = None
+        if moe.shared is not None:
+            gate = f"{prefix}.{names.shared_gate}" if moe.shared_gate else None
+            self._shared = SharedExpert(parameters, f"{prefix}.{names.shared}", gate, moe.shared, hidden, parallel)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual))
-        out = mixture_of_experts(
-            x,
-            logits,
-            *self.experts,
-            self._activation,
-            self._moe.experts_per_token,
-            renormalize=self._moe.renormalize,
-        )
+        routing = self._moe.routing
+        if routing.float32_router:
+            x, residual = self.norm.forward(x, residual)
+            logits = self.router.product(x.float())
+        else:
+            x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual))
+        if routing.is_plain:
+            out = mixture_of_experts(
+                x,
+                logits,
+                *self.experts,
+                self._activation,
+                self._moe.experts_per_token,
+                renormalize=routing.renormalize,
+            )
+        else:
+            chosen = route_by_scores(logits, self._selection_bias, self._moe.experts_per_token, routing)
+            out = run_experts(x, *chosen, *self.experts, self._activation)
+        if self._shared is not None:
+            out = out + self._shared.forward(x)
         return self._parallel.all_reduce_sum(out), residual
+
+
+class SharedExpert:
+    """Feed-forward of every token beside its experts. Each rank computes a part of the sum."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        gate_name: str | None,
+        of: FeedForwardConfig,
+        hidden: int,
+        parallel: TensorParallel,
+    ) -> None:
+        part = parallel.shard(of.intermediate_size)
+        self._activation = GATED_ACTIVATIONS[of.activation]
+        both = [Projection(f"{name}.{each}", of.intermediate_size, part) for each in ("gate_proj", "up_proj")]
+        self.gate_up = allocate(parameters, both, hidden)
+        down = Projection(f"{name}.down_proj", hidden, slice(0, hidden))
+        self.down = allocate(parameters, [down], of.intermediate_size, part)
+        self.gate = parameters.replicated(f"{gate_name}.weight", 1, hidden) if gate_name else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to this rank's part of [T, hidden]."""
+        inner = activate(self._activation, self.gate_up.product(x), self.down.form_of(x))
+        out = self.down.product(inner)
+        return out if self.gate is None else torch.sigmoid(F.linear(x, self.gate)) * out
 
 
 class DecoderLayer:
@@ -213,13 +269,14 @@ class DecoderLayer:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         of = config.layers[layer]
         self.attention = SelfAttention(config, parallel, parameters, layer)
-        self.attention_end = BlockEnd(config, parameters, layer, "post_attention_layernorm")
+        names = config.decoder.names
+        self.attention_end = BlockEnd(config, parameters, layer, names.attention_end_norm)
         self.feed_forward: FeedForward | SparseFeedForward
         if isinstance(of.feed_forward, MoeConfig):
             self.feed_forward = SparseFeedForward(config, of.feed_forward, parallel, parameters, layer)
         else:
             self.feed_forward = FeedForward(config, of.feed_forward, parallel, parameters, layer)
-        self.feed_forward_end = BlockEnd(config, parameters, layer, "post_feedforward_layernorm")
+        self.feed_forward_end = BlockEnd(config, parameters, layer, names.feed_forward_end_norm)
 
     def forward(
         self,
@@ -372,11 +429,7 @@ def _norm_before(config: ModelConfig, parameters: Parameters, layer: int, name: 
 
 
 def _norm_before_feed_forward(config: ModelConfig, parameters: Parameters, layer: int) -> BlockNorm:
-    # Llama's name is that of the norm behind the attention where there is one.
-    is_sandwich = config.layers[layer].norms == "sandwich"
-    return _norm_before(
-        config, parameters, layer, "pre_feedforward_layernorm" if is_sandwich else "post_attention_layernorm"
-    )
+    return _norm_before(config, parameters, layer, config.decoder.names.feed_forward_norm)
 
 
 def _sums_in_norm(layer: LayerConfig) -> bool:

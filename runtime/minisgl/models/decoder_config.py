@@ -9,6 +9,7 @@ import msgspec
 
 from minisgl.layers.norm_config import NormConfig
 from minisgl.layers.rope_config import RopeConfig
+from minisgl.moe.routing_config import RoutingConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -68,8 +69,11 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: int
     """Intermediate size of one expert."""
     activation: Activation
-    renormalize: bool
-    """Normalize the weights of a token's experts to sum to 1."""
+    routing: RoutingConfig
+    shared: FeedForwardConfig | None = None
+    """Feed-forward of every token, which is added to the sum of its experts."""
+    shared_gate: bool = False
+    """Multiply the output of `shared` with the sigmoid of a product of each token with a vector."""
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,22 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Norms of each of the two blocks: before it, behind it, or both."""
     residual_scale: float = 1.0
     """Factor of what each block adds to the residual stream (Granite)."""
+
+
+class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the tensors of a mixture of experts."""
+
+    router: str = "mlp.gate"
+    selection_bias: str = "mlp.gate.e_score_correction_bias"
+    selection_bias_is_row: bool = False
+    """Its shape is [1, experts]."""
+    experts: str = "mlp.experts"
+    """Prefix of the numbers of experts, which are followed by the names of their three projections."""
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 def kv_layers(layers: Sequence[LayerConfig]) -> list[int]:
@@ -103,6 +123,13 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor with the rows of queries, keys and values."""
     fused_gate_up: str | None = None
     """One tensor with the rows of gate and up projection."""
+    attention_end_norm: str = "post_attention_layernorm"
+    """Norm behind the attention."""
+    feed_forward_norm: str = "post_attention_layernorm"
+    """Norm before the feed-forward. Llama's name is that of the norm behind the attention where there is one."""
+    feed_forward_end_norm: str = "post_feedforward_layernorm"
+    """Norm behind the feed-forward."""
+    moe: MoeNames = MoeNames()
     left_out: tuple[str, ...] = ()
     """Beginnings of the whole names of tensors that are not read on purpose, such as layers that predict further
     tokens."""

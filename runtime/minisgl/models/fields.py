@@ -18,10 +18,11 @@ class Fields:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = config
 
-    def count(self, name: str, default: int | None = None, most: int = _LARGEST) -> int:
+    def count(self, name: str, default: int | None = None, most: int = _LARGEST, *, may_be_zero: bool = False) -> int:
         value = self._get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not a positive integer")
+        if not isinstance(value, int) or isinstance(value, bool) or value < (0 if may_be_zero else 1):
+            kind = "0 or a positive integer" if may_be_zero else "a positive integer"
+            raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not {kind}")
         if value > most:
             raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}; at most {most} are supported")
         return value
@@ -37,6 +38,16 @@ class Fields:
         if not isinstance(value, bool):
             raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}, not true or false")
         return value
+
+    def only(self, name: str, *supported: object) -> None:
+        """Check that a field that changes what a model computes has one of these values, if the file has it."""
+        value = self._config.get(name)
+        if value is not None and value not in supported:
+            raise ModelError(
+                "unsupported_architecture",
+                f"config.json: {name} is {value!r:.80}, which is not supported for this architecture; supported is "
+                + " or ".join(map(repr, supported)),
+            )
 
     @property
     def all(self) -> Mapping[str, Any]:

@@ -20,6 +20,11 @@ CONFIG_FIELDS: Final = frozenset(
         *("attention_multiplier", "attention_out_bias", "attn_logit_softcapping", "embedding_multiplier"),
         *("final_logit_softcapping", "hidden_activation", "logits_scaling", "model_type", "no_rope_layer_interval"),
         *("no_rope_layers", "query_pre_attn_scalar", "residual_multiplier", "rope_local_base_freq"),
+        *("attn_type_list", "first_k_dense_replace", "moe_k", "moe_layer_end_index", "moe_layer_interval"),
+        *("moe_layer_start_index", "moe_norm_min", "moe_num_experts", "moe_num_shared_experts", "moe_use_aux_free"),
+        *("n_group", "n_routed_experts", "n_shared_experts", "num_mtp_modules", "num_nextn_predict_layers"),
+        *("qk_norm_type", "rotary_dim", "routed_scaling_factor", "scoring_func", "shared_intermediate_size"),
+        *("topk_group", "use_qk_norm", "use_routing_bias"),
         *("sliding_window_pattern", "text_config", "use_bias", "use_bidirectional_attention", "vocab_size"),
     }
 )

@@ -228,7 +228,11 @@ def unexpected_tensors(names: Sequence[str], tensors: Mapping[str, StoredTensor]
 
 
 def left_out_message(names: Sequence[str]) -> str:
-    """What is left out, by the first two parts of the names."""
-    parts = Counter(".".join(name.split(".")[: 2 if name.startswith("model.") else 1]) for name in names)
-    listed = ", ".join(f"{part} ({count})" for part, count in parts.most_common(10))
-    return f"{len(names)} tensors of the checkpoint are left out, as only its text model is served: {listed}"
+    """Message that says what is left out: towers and layers, with the number of their tensors."""
+
+    def part(name: str) -> str:
+        count = 3 if name.startswith("model.layers.") else 2 if name.startswith("model.") else 1
+        return ".".join(name.split(".")[:count])
+
+    listed = ", ".join(f"{each} ({count})" for each, count in Counter(map(part, names)).most_common(10))
+    return f"{len(names)} tensors of the checkpoint are left out on purpose: {listed}"

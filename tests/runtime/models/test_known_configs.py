@@ -12,6 +12,8 @@ from minisgl.config import EngineConfig
 from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.config import ModelConfig
+from minisgl.models.decoder import checkpoint_parameters
+from minisgl.models.decoder_config import MoeConfig
 from minisgl.models.fit import check_fit
 from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS
 
@@ -251,6 +253,128 @@ def test_published_configurations_are_read(name: str) -> None:
         config.check_length(config.max_model_len)
 
 
+MIXTURES: dict[str, dict[str, Any]] = {
+    "zai-org/GLM-4.5-Air": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        **sizes(4096, 10944, 46, 96, 8, 151552, 131072),
+        "attention_bias": True,
+        "eos_token_id": [151329, 151336, 151338],
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "moe_intermediate_size": 1408,
+        "n_group": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "num_nextn_predict_layers": 1,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+        "torch_dtype": "bfloat16",
+        "use_qk_norm": False,
+    },
+    "Qwen/Qwen1.5-MoE-A2.7B-Chat": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        **sizes(2048, 5632, 24, 16, 16, 151936, 8192),
+        "decoder_sparse_step": 1,
+        "max_window_layers": 21,
+        "moe_intermediate_size": 1408,
+        "norm_topk_prob": False,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "rope_theta": 1000000.0,
+        "shared_expert_intermediate_size": 5632,
+        "sliding_window": 32768,
+        "use_sliding_window": False,
+    },
+    "MiniMaxAI/MiniMax-M2": {
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        **sizes(3072, 1536, 62, 48, 8, 200064, 196608),
+        "attn_type_list": [1] * 62,
+        "head_dim": 128,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 256,
+        "num_mtp_modules": 3,
+        "qk_norm_type": "per_layer",
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "float8_e4m3fn",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        },
+        "rope_theta": 5000000,
+        "rotary_dim": 64,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "sliding_window": None,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+    },
+    "baidu/ERNIE-4.5-21B-A3B-PT": {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        **sizes(2560, 12288, 28, 20, 4, 103424, 131072),
+        "moe_intermediate_size": 1536,
+        "moe_k": 6,
+        "moe_layer_end_index": 27,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 1,
+        "moe_num_experts": 64,
+        "moe_num_shared_experts": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "use_bias": False,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "experts", "dense_layers", "rotated"),
+    [
+        ("zai-org/GLM-4.5-Air", 106.9, (128, 8, 1408, 1408), 1, 64),
+        ("Qwen/Qwen1.5-MoE-A2.7B-Chat", 14.3, (60, 4, 1408, 5632), 0, 128),
+        ("MiniMaxAI/MiniMax-M2", 228.7, (256, 8, 1536, None), 0, 64),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", 21.8, (64, 6, 1536, 3072), 1, 128),
+    ],
+)
+def test_published_mixtures_of_experts_are_read(
+    name: str, billions: float, experts: tuple[int, int, int, int | None], dense_layers: int, rotated: int
+) -> None:
+    config = ModelConfig.parse(MIXTURES[name])
+    moe, rope = config.moe, config.attention.rope
+    assert moe is not None
+    assert rope is not None
+    shared = None if moe.shared is None else moe.shared.intermediate_size
+    assert (moe.num_experts, moe.experts_per_token, moe.intermediate_size, shared) == experts
+    assert sum(not isinstance(layer.feed_forward, MoeConfig) for layer in config.layers) == dense_layers
+    assert rope.rotated_dims(config.attention.head_dim) == rotated
+    assert checkpoint_parameters(config).num_elements / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("zai-org/GLM-4.5-Air", {"architectures": ["Glm4MoeLiteForCausalLM"]}, "multi-head latent attention"),
+        ("zai-org/GLM-4.5-Air", {"architectures": ["DeepseekV3ForCausalLM"]}, "multi-head latent attention"),
+        ("zai-org/GLM-4.5-Air", {"n_group": 8, "topk_group": 4}, "n_group is 8"),
+        ("MiniMaxAI/MiniMax-M2", {"attn_type_list": [0, 1] * 31}, "attn_type_list"),
+        ("MiniMaxAI/MiniMax-M2", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("MiniMaxAI/MiniMax-M2", {"shared_intermediate_size": 512}, "shared_intermediate_size is 512"),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", {"use_bias": True}, "use_bias is True"),
+    ],
+)
+def test_mixtures_that_are_not_supported_are_refused_by_what_is_missing(
+    name: str, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ModelError, match=says) as refused:
+        ModelConfig.parse({**MIXTURES[name], **changes})
+    assert refused.value.code == "unsupported_architecture"
+
+
 def test_yarn_as_its_authors_document_it_extends_qwen() -> None:
     """From the model cards of Qwen2.5 and Qwen3, in both spellings."""
     yarn = {"factor": 4.0, "original_max_position_embeddings": 32768}
@@ -303,16 +427,17 @@ def test_published_variants_that_are_not_supported_are_rejected(changes: dict[st
 WRONG = (True, False, 0, -1, 1, 1.5, math.inf, math.nan, 10**30, "", "x", [], [1], ["x"], [None], {}, {"a": {}}, [{}])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *MIXTURES])
 def test_a_wrong_value_is_read_or_rejected_with_a_code(name: str) -> None:
+    given = {**CONFIGS, **MIXTURES}[name]
     for field in CONFIG_FIELDS:
         for value in (None, *WRONG):
-            _parse_or_reject({**CONFIGS[name], field: value})
+            _parse_or_reject({**given, field: value})
     for field in ROPE_FIELDS:
         for kind in ("default", "linear", "llama3", "yarn"):
             for value in (None, *WRONG):
                 rope = {"rope_type": kind, "factor": 2.0, field: value}
-                _parse_or_reject({**CONFIGS[name], "rope_parameters": None, "rope_scaling": rope})
+                _parse_or_reject({**given, "rope_parameters": None, "rope_scaling": rope})
 
 
 def _parse_or_reject(config: dict[str, Any]) -> None:

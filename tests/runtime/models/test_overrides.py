@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS, override
 from minisgl.models.weights import load_weights
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.family_checkpoints import FAMILIES, family_config
 from support.numerics.ranks import all_logits
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -96,6 +97,23 @@ def test_wrong_overrides_are_rejected_by_name(changes: dict[str, Any], code: str
     assert refused.value.code == code
 
 
+_UNREAD: Final = frozenset(
+    {
+        # Of every configuration, of training, and of outputs that a server does not have.
+        *("_name_or_path", "chunk_size_feed_forward", "id2label", "is_encoder_decoder", "label2id", "model_type"),
+        *("output_attentions", "output_hidden_states", "return_dict", "transformers_version", "use_cache"),
+        *("attention_dropout", "embd_pdrop", "initializer_range", "output_router_logits", "pretraining_tp"),
+        *("resid_pdrop", "residual_dropout", "router_aux_loss_coef", "router_jitter_noise"),
+        # The tokenizer has them.
+        *("bos_token_id", "eod_token_id", "pad_token_id"),
+        # transformers writes it beside `layer_types`.
+        "_sliding_window_pattern",
+        # That of dense layers, in a model without any.
+        "intermediate_size",
+    }
+)
+
+
 class _Recorder(dict[str, Any]):
     """Config that records the names of the fields that are read."""
 
@@ -125,6 +143,16 @@ def test_every_field_that_is_read_can_be_overridden(arch: str, tmp_path: Path) -
         assert seen - CONFIG_FIELDS == set()
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         assert rope.keys() - ROPE_FIELDS == set()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_field_of_a_family_is_read_and_can_be_overridden_but_for_those_that_do_not_matter(name: str) -> None:
+    config, seen = family_config(name), set[str]()
+    ModelConfig.parse(_Recorder(config, seen))
+    assert seen - CONFIG_FIELDS == set()
+    unread = {field for field, value in config.items() if value is not None} - seen
+    # Readers take the RoPE parameters from the whole file.
+    assert unread - _UNREAD - {"rope_parameters", "original_max_position_embeddings"} == set()
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])

@@ -18,6 +18,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.family_checkpoints import write_family_checkpoint
 from support.numerics.ranks import all_logits, load, run_ranks
 
 
@@ -172,6 +173,26 @@ def test_biases_of_quantized_layers_without_one_must_be_zero(tmp_path: Path) -> 
     load(checkpoint)
     edit(checkpoint / "model.safetensors", lambda t: t.update({name: torch.ones(256)}))
     assert name in str(failure(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("glm4-moe", "model.layers.4.eh_proj.weight"),
+        ("minimax-m2", "model.layers.6.eh_proj.weight"),
+        ("ernie4.5-moe", "model.mtp_block.0.mlp.up_proj.weight"),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_out(
+    name: str, tensor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = write_family_checkpoint(tmp_path, name, num_mtp_modules=3)
+    edit(checkpoint / "model.safetensors", lambda t: t.update({tensor: torch.ones(1)}))
+    with caplog.at_level(logging.INFO):
+        load(checkpoint)
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert f"leaves out 1 tensors on purpose: {tensor}" in record.getMessage()
 
 
 def test_weights_without_an_index_may_be_in_any_files(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ _CASES = (
     Case("ernie4.5", 64, "hit", True, 16, "others", False),
     Case("ministral3", 64, "hit", True, 16, "alone", True),
     Case("gemma2", 64, "hit", True, 16, "others", True),
+    Case("glm4", UNLIMITED, "hit", True, 16, "alone", False),
+    Case("glm4-moe", 7, "hit", True, 16, "others", True),
+    Case("minimax-m2", 64, "hit", True, 16, "alone", True),
+    Case("ernie4.5-moe", 64, "hit", False, 1, "others", False),
     Case("gemma3", 7, "hit", True, 16, "others", True),
 )
 

@@ -38,6 +38,7 @@ _MINISTRAL_YARN: Final = {
     "mscale_all_dim": 1.0,
 }
 _SLIDING: Final = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
+_EXPERTS: Final = {"moe_intermediate_size": 40}
 _FACTORS: Final = {"short_factor": [1.0 + i / 6 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
 
 FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -112,9 +113,49 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "glm4": ("glm4", {}),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            "num_experts_per_tok": 3,
+            "n_routed_experts": 6,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "attention_bias": True,
+        },
+    ),
+    "glm4-moe with norms, without dense layers": (
+        "glm4_moe",
+        {
+            **_EXPERTS,
+            "num_experts_per_tok": 2,
+            "n_routed_experts": 7,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "use_qk_norm": True,
+        },
+    ),
+    "minimax-m2": ("minimax_m2", {"num_experts_per_tok": 3, "num_local_experts": 6, "rotary_dim": 12}),
+    "ernie4.5-moe": ("ernie4_5_moe", {**_EXPERTS, "moe_num_experts": 6, "moe_k": 3, "moe_num_shared_experts": 2}),
+    "ernie4.5-moe in every other layer": (
+        "ernie4_5_moe",
+        {**_EXPERTS, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 0, "moe_layer_interval": 2},
+    ),
     "gemma3": ("gemma3_text", {"sliding_window": 12, "query_pre_attn_scalar": 40, "layer_types": _SLIDING}),
 }
 """Type of the model and settings beyond the sizes, by the name of a case."""
+
+
+def family_config(name: str) -> dict[str, Any]:
+    """config.json of a case."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kind, settings = FAMILIES[name]
+    config: dict[str, Any] = AutoConfig.for_model(kind, **{**_SIZES, **settings}).to_dict()
+    return {**config, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
 
 
 def write_family_checkpoint(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
@@ -161,3 +202,6 @@ def randomize(model: torch.nn.Module) -> None:
                 parameter.normal_(0.0, 0.3)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, vector in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                vector.normal_(0.0, 0.2)

@@ -30,6 +30,14 @@ class Experts(NamedTuple):
     """[experts, hidden, N]."""
 
 
+class ExpertNames(NamedTuple):
+    """Names of the projections of an expert."""
+
+    gate: str
+    up: str
+    down: str
+
+
 def allocate(
     parameters: Parameters, projections: Sequence[Projection], in_features: int, columns: slice | None = None
 ) -> Weight:
@@ -40,16 +48,15 @@ def allocate(
 
 
 def allocate_experts(
-    parameters: Parameters, name: str, count: int, hidden: int, size: int, part: slice, *, keep: bool
+    parameters: Parameters, names: Sequence[ExpertNames], hidden: int, size: int, part: slice, *, keep: bool
 ) -> Experts:
-    """The same for `count` experts `{name}.0` … of intermediate `size`, of which this rank holds `part`. `keep`: there
+    """The same for the experts with these names, of intermediate `size`, of which this rank holds `part`. `keep`: there
     may be kernels, which have SiLU."""
     gate_ups, downs = [], []
-    for index in range(count):
-        expert = f"{name}.{index}"
-        gate, up = (Projection(f"{expert}.{which}", size, part) for which in ("gate_proj", "up_proj"))
-        gate_ups.append(Matrix([gate, up], hidden, slice(0, hidden)))
-        downs.append(Matrix([Projection(f"{expert}.down_proj", hidden, slice(0, hidden))], size, part))
+    for gate, up, down in names:
+        both = [Projection(each, size, part) for each in (gate, up)]
+        gate_ups.append(Matrix(both, hidden, slice(0, hidden)))
+        downs.append(Matrix([Projection(down, hidden, slice(0, hidden))], size, part))
     stored = _kept_format(parameters, [*gate_ups, *downs], experts=True) if keep else None
     return Experts(*(_allocate(parameters, each, stored, experts=True) for each in (gate_ups, downs)))
 

@@ -229,7 +229,7 @@ def _fp8(found: Mapping[str, Any]) -> Quantization:
         raise unsupported_quantization(f"fp8 with weight_block_size {block!r:.40}")
     if found.get("activation_scheme") not in (None, "dynamic"):
         raise unsupported_quantization(f"fp8 in blocks with activation_scheme {found['activation_scheme']!r:.40}")
-    if found.get("fmt") not in (None, "e4m3"):
+    if found.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
         raise unsupported_quantization(f"fp8 with fmt {found['fmt']!r:.40}")
     return _except_for(Fp8Blocks(), found, "modules_to_not_convert", "ignored_layers")
 

@@ -10,9 +10,11 @@ from minisgl.models.families import (
     ernie,
     exaone,
     gemma,
+    glm,
     granite,
     hunyuan,
     llama,
+    minimax,
     mistral,
     olmo,
     phi,
@@ -39,8 +41,27 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "Exaone4ForCausalLM": exaone.exaone4,
     "HunYuanDenseV1ForCausalLM": hunyuan.hunyuan_dense,
     "Ernie4_5ForCausalLM": ernie.ernie,
+    "Ernie4_5_MoeForCausalLM": ernie.ernie_moe,
+    "Glm4ForCausalLM": glm.glm4,
+    "Glm4MoeForCausalLM": glm.glm4_moe,
+    "MiniMaxM2ForCausalLM": minimax.minimax_m2,
     "Gemma2ForCausalLM": gemma.gemma2,
     "Gemma3ForCausalLM": gemma.gemma3,
     "Gemma3ForConditionalGeneration": gemma.gemma3_multimodal,
 }
 """Readers by the name in `architectures`."""
+
+_MLA: Final = "multi-head latent attention (MLA)"
+_LINEAR: Final = "linear attention with a recurrent state"
+
+MISSING: Final[Mapping[str, str]] = {
+    "DeepseekV2ForCausalLM": _MLA,
+    "DeepseekV3ForCausalLM": _MLA,
+    "DeepseekV32ForCausalLM": f"{_MLA} and sparse attention",
+    "Glm4MoeLiteForCausalLM": _MLA,
+    "GlmMoeDsaForCausalLM": f"{_MLA} and sparse attention",
+    "KimiLinearForCausalLM": _LINEAR,
+    "MiniMaxM1ForCausalLM": _LINEAR,
+    "Qwen3NextForCausalLM": _LINEAR,
+}
+"""What known architectures need that is not there."""

@@ -13,13 +13,17 @@ from minisgl.models.decoder_config import (
     AttentionConfig,
     FeedForwardConfig,
     LayerConfig,
+    MoeConfig,
 )
 from minisgl.models.fields import Fields
 from minisgl.models.rope_fields import read_rope
+from minisgl.moe.routing_config import RoutingConfig
 
 MAX_LAYERS: Final = 1024
 MAX_HEADS: Final = 1 << 14
 MAX_POSITIONS: Final = 1 << 24
+MAX_EXPERTS: Final = 1 << 16
+"""Experts of all layers. Together with the layers they decide how many tensors a model has."""
 IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 """Beginnings of the names of a checkpoint's tensors for images, in older and newer files."""
 
@@ -107,6 +111,45 @@ def dense(config: Fields, *, bias: bool = False, activation: Activation | None =
     )
 
 
+def experts(
+    config: Fields,
+    *,
+    count: int,
+    chosen: int,
+    intermediate_size: int,
+    routing: RoutingConfig,
+    shared_size: int = 0,
+    shared_gate: bool = False,
+) -> MoeConfig:
+    """Mixture of `count` experts, of which each token takes `chosen`. `shared_size`: intermediate size of the experts
+    that all tokens take, together; 0: there are none."""
+    layers, activation = num_layers(config), read_activation(config)
+    if count * layers > MAX_EXPERTS:
+        raise ModelError(
+            "invalid_config",
+            f"config.json: {count} experts in each of {layers} layers; at most {MAX_EXPERTS} in all are supported",
+        )
+    if chosen > count:
+        raise ModelError("invalid_config", f"config.json: {chosen} experts per token of only {count}")
+    shared = FeedForwardConfig(intermediate_size=shared_size, activation=activation) if shared_size else None
+    return MoeConfig(
+        num_experts=count,
+        experts_per_token=chosen,
+        intermediate_size=intermediate_size,
+        activation=activation,
+        routing=routing,
+        shared=shared,
+        shared_gate=shared_gate,
+    )
+
+
+def further_layers(config: Fields, field: str) -> tuple[str, ...]:
+    """Beginnings of the names of layers behind the last one, as many as `field` says, which predict further tokens."""
+    first = num_layers(config)
+    count = config.count(field, default=0, most=MAX_LAYERS, may_be_zero=True)
+    return tuple(f"model.layers.{first + i}." for i in range(count))
+
+
 def read_activation(config: Fields, field: str = "hidden_act", default: str = "silu") -> Activation:
     name = config.raw(field) or default
     if not isinstance(name, str) or name not in _ACTIVATIONS:
@@ -116,8 +159,9 @@ def read_activation(config: Fields, field: str = "hidden_act", default: str = "s
     return _ACTIVATIONS[name]
 
 
-def norm(config: Fields, *, unit_offset: bool = False, round_last: bool = False) -> NormConfig:
-    eps = config.number("rms_norm_eps", default=1e-6)
+def norm(config: Fields, *, eps: float = 1e-6, unit_offset: bool = False, round_last: bool = False) -> NormConfig:
+    """`eps`: default where the file has none."""
+    eps = config.number("rms_norm_eps", default=eps)
     return NormConfig(eps=eps, unit_offset=unit_offset, round_last=round_last)
 
 

@@ -82,6 +82,7 @@ def _family(
     return DecoderConfig(
         layers=tuple(layers),
         norm=norm(config, unit_offset=True, round_last=True),
+        names=TensorNames(feed_forward_norm="pre_feedforward_layernorm"),
         tied_embeddings=config.flag("tie_word_embeddings", default=True),
         embedding_scale=config.count("hidden_size") ** 0.5,
         logit_softcap=config.number_or_null("final_logit_softcapping", default=logit_softcap) or None,

@@ -1,25 +1,30 @@
-"""Qwen2 (arXiv:2407.10671), Qwen3 and its mixture of experts (arXiv:2505.09388)."""
+"""Qwen2 (arXiv:2407.10671), Qwen3 (arXiv:2505.09388) and their mixtures of experts."""
 
 from __future__ import annotations
 
-from typing import Final
+from msgspec.structs import replace
 
 from minisgl.errors import ModelError
-from minisgl.models.decoder_config import DecoderConfig, LayerConfig, MoeConfig
+from minisgl.models.decoder_config import (
+    DecoderConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    MoeConfig,
+    MoeNames,
+    TensorNames,
+)
 from minisgl.models.families.common import (
     are_windowed,
     attention,
     dense,
+    experts,
     norm,
     num_layers,
-    read_activation,
     rope_of,
     window,
 )
 from minisgl.models.fields import Fields
-
-_MAX_EXPERTS: Final = 1 << 16
-"""Experts of all layers. Together with the layers they decide how many tensors a model has."""
+from minisgl.moe.routing_config import RoutingConfig
 
 
 def qwen2(config: Fields) -> DecoderConfig:
@@ -31,6 +36,33 @@ def qwen2(config: Fields) -> DecoderConfig:
             for size in _windows(config)
         ],
     )
+
+
+def qwen2_moe(config: Fields) -> DecoderConfig:
+    """Experts, and one with a gate of its own that all tokens take."""
+    rope, bias = rope_of(config), config.flag("qkv_bias", default=True)
+    size = window(config, default=4096) if config.flag("use_sliding_window") else None
+    first = config.count("max_window_layers", default=28, may_be_zero=True)
+    windowed = are_windowed(config, [layer % 2 == 0 and layer < first for layer in range(num_layers(config))])
+    sparse = experts(
+        config,
+        count=config.count("num_experts", default=60),
+        chosen=config.count("num_experts_per_tok", default=4),
+        intermediate_size=config.count("moe_intermediate_size", default=1408),
+        routing=RoutingConfig(renormalize=config.flag("norm_topk_prob")),
+        shared_size=config.count("shared_expert_intermediate_size", default=5632),
+        shared_gate=True,
+    )
+    family = _family(
+        config,
+        [
+            LayerConfig(
+                attention=attention(config, rope=rope, qkv_bias=bias, window=size if has else None), feed_forward=each
+            )
+            for has, each in zip(windowed, _mixed(config, sparse), strict=True)
+        ],
+    )
+    return replace(family, names=TensorNames(moe=MoeNames(shared="mlp.shared_expert")))
 
 
 def qwen3(config: Fields) -> DecoderConfig:
@@ -51,16 +83,21 @@ def qwen3(config: Fields) -> DecoderConfig:
 
 
 def qwen3_moe(config: Fields) -> DecoderConfig:
-    bias, count = config.flag("attention_bias"), num_layers(config)
+    bias = config.flag("attention_bias")
     size = window(config, default=4096) if config.flag("use_sliding_window") else None
     block = attention(config, rope=rope_of(config), qkv_bias=bias, output_bias=bias, query_key_norm="head", window=size)
-    experts, every = _experts(config, count), config.count("decoder_sparse_step", default=1)
-    without = frozenset(config.layers("mlp_only_layers"))
-    are_sparse = [layer not in without and (layer + 1) % every == 0 for layer in range(count)]
-    alone = dense(config) if not all(are_sparse) else experts
     return _family(
-        config, [LayerConfig(attention=block, feed_forward=experts if sparse else alone) for sparse in are_sparse]
+        config, [LayerConfig(attention=block, feed_forward=each) for each in _mixed(config, _experts(config))]
     )
+
+
+def _mixed(config: Fields, sparse: MoeConfig) -> list[FeedForwardConfig | MoeConfig]:
+    """The feed-forward of each layer: experts, but for layers that are dense."""
+    every = config.count("decoder_sparse_step", default=1)
+    without = frozenset(config.layers("mlp_only_layers"))
+    are_sparse = [layer not in without and (layer + 1) % every == 0 for layer in range(num_layers(config))]
+    alone = sparse if all(are_sparse) else dense(config)
+    return [sparse if each else alone for each in are_sparse]
 
 
 def _family(config: Fields, layers: list[LayerConfig]) -> DecoderConfig:
@@ -79,21 +116,12 @@ def _windows(config: Fields) -> list[int | None]:
     return [size if has else None for has in are_windowed(config, [layer >= first for layer in range(count)])]
 
 
-def _experts(config: Fields, layers: int) -> MoeConfig:
-    # transformers 5 writes the second name.
-    experts = config.count("num_experts", default=config.count("num_local_experts", default=128))
-    if experts * layers > _MAX_EXPERTS:
-        raise ModelError(
-            "invalid_config",
-            f"config.json: {experts} experts in each of {layers} layers; at most {_MAX_EXPERTS} in all are supported",
-        )
-    chosen = config.count("num_experts_per_tok", default=8)
-    if chosen > experts:
-        raise ModelError("invalid_config", f"config.json: {chosen} experts per token of only {experts}")
-    return MoeConfig(
-        num_experts=experts,
-        experts_per_token=chosen,
+def _experts(config: Fields) -> MoeConfig:
+    return experts(
+        config,
+        # transformers 5 writes the second name.
+        count=config.count("num_experts", default=config.count("num_local_experts", default=128)),
+        chosen=config.count("num_experts_per_tok", default=8),
         intermediate_size=config.count("moe_intermediate_size", default=768),
-        activation=read_activation(config),
-        renormalize=config.flag("norm_topk_prob"),
+        routing=RoutingConfig(renormalize=config.flag("norm_topk_prob")),
     )
