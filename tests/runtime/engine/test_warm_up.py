@@ -7,6 +7,7 @@ that are 1 or multiples of 16, and for pointers that are aligned.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ CASES = {
     "qwen3-0.6b, odd vocabulary": ENGINE,
     "qwen3-14b": ENGINE,
     "qwen3-30b-a3b": ENGINE,
+    "qwen3-30b-a3b, routing by scores": ENGINE,
     "llama-3.2-1b": ENGINE,
     "llama-3.2-1b, few rows": replace(ENGINE, max_running=7, page_size=16),
     "llama-3.1-8b": ENGINE,
@@ -41,7 +43,10 @@ CASES = {
     "mistral-7b-v0.1": ENGINE,
     "mistral-7b-v0.3": ENGINE,
 }
-VARIANTS = {"odd vocabulary": {"vocab_size": 50257}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "odd vocabulary": {"vocab_size": 50257},
+    "routing by scores": {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 128},
+}
 
 
 def launched(case: str, seed: int) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
