@@ -24,7 +24,7 @@ CONFIG_FIELDS: Final = frozenset(
         *("moe_layer_start_index", "moe_norm_min", "moe_num_experts", "moe_num_shared_experts", "moe_use_aux_free"),
         *("n_group", "n_routed_experts", "n_shared_experts", "num_mtp_modules", "num_nextn_predict_layers"),
         *("qk_norm_type", "rotary_dim", "routed_scaling_factor", "scoring_func", "shared_intermediate_size"),
-        *("topk_group", "use_qk_norm", "use_routing_bias"),
+        *("qkv_bias", "shared_expert_intermediate_size", "topk_group", "use_qk_norm", "use_routing_bias"),
         *("sliding_window_pattern", "text_config", "use_bias", "use_bidirectional_attention", "vocab_size"),
     }
 )

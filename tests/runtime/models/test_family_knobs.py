@@ -64,6 +64,15 @@ KNOBS: Final[tuple[tuple[str, dict[str, Change]], ...]] = (
     ("glm4-moe with norms, without dense layers", {"norms of heads": attention(query_key_norm=None)}),
     ("glm4", {"interleaved": rope(interleaved=False), "rotated share": rope(rotated_share=1.0)}),
     (
+        "qwen2-moe",
+        {
+            "renormalization": routing(renormalize=True),
+            "shared expert": experts(shared=None),
+            "its gate": experts(shared_gate=False),
+        },
+    ),
+    ("qwen2-moe, windows, dense layers", {"window": attention(window=None)}),
+    (
         "minimax-m2",
         {
             "scores": routing(scores="softmax"),

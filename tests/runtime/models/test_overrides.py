@@ -108,8 +108,8 @@ _UNREAD: Final = frozenset(
         *("bos_token_id", "eod_token_id", "pad_token_id"),
         # transformers writes it beside `layer_types`.
         "_sliding_window_pattern",
-        # That of dense layers, in a model without any.
-        "intermediate_size",
+        # That of dense layers, in a model without any; that of `use_sliding_window`.
+        *("intermediate_size", "sliding_window"),
     }
 )
 

@@ -39,6 +39,7 @@ _MINISTRAL_YARN: Final = {
 }
 _SLIDING: Final = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 _EXPERTS: Final = {"moe_intermediate_size": 40}
+_QWEN2_MOE: Final = {"num_experts": 6, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 56}
 _FACTORS: Final = {"short_factor": [1.0 + i / 6 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
 
 FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -135,6 +136,20 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
             "first_k_dense_replace": 0,
             "norm_topk_prob": False,
             "use_qk_norm": True,
+        },
+    ),
+    "qwen2-moe": ("qwen2_moe", {**_EXPERTS, **_QWEN2_MOE}),
+    "qwen2-moe, windows, dense layers": (
+        "qwen2_moe",
+        {
+            **_EXPERTS,
+            **_QWEN2_MOE,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "qkv_bias": False,
+            "use_sliding_window": True,
+            "sliding_window": 12,
+            "max_window_layers": 3,
         },
     ),
     "minimax-m2": ("minimax_m2", {"num_experts_per_tok": 3, "num_local_experts": 6, "rotary_dim": 12}),

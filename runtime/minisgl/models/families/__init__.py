@@ -30,6 +30,7 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "Ministral3ForCausalLM": mistral.ministral3,
     "Mistral3ForConditionalGeneration": mistral.mistral3,
     "Qwen2ForCausalLM": qwen.qwen2,
+    "Qwen2MoeForCausalLM": qwen.qwen2_moe,
     "Qwen3ForCausalLM": qwen.qwen3,
     "Qwen3MoeForCausalLM": qwen.qwen3_moe,
     "SmolLM3ForCausalLM": smollm.smollm3,
