@@ -135,7 +135,8 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         report.hopper_bytes = kept.num_bytes
         _check_shards(config, kept.dequantized_share, report)
     by_code: dict[str, list[Finding]] = {}
-    for source in parameters.sources:
+    # Several parameters may have their parts of one tensor.
+    for source in {source.name: source for source in parameters.sources}.values():
         report.num_parameters += math.prod(source.shape)
         for name, spec in source.tensors.items():
             try:

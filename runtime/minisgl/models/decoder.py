@@ -19,7 +19,7 @@ from minisgl.layers.norm import BlockNorm, ResidualSum, RMSNorm
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
-from minisgl.layers.weights.allocate import ExpertNames, allocate, allocate_experts
+from minisgl.layers.weights.allocate import ExpertNames, allocate, allocate_experts, allocate_stacked_experts
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
@@ -195,17 +195,22 @@ class SparseFeedForward:
             self._selection_bias = parameters.new(moe.num_experts, dtype=torch.float32)
             shape = (1, moe.num_experts) if names.selection_bias_is_row else (moe.num_experts,)
             parameters.add_source(f"{prefix}.{names.selection_bias}", shape, self._selection_bias.view(shape))
-        self.experts = allocate_experts(
-            parameters,
-            [
-                ExpertNames(*(f"{prefix}.{names.experts}.{i}.{each}" for each in (names.gate, names.up, names.down)))
-                for i in range(moe.num_experts)
-            ],
-            hidden,
-            size,
-            part,
-            keep=self._activation is silu_and_mul,
-        )
+        if names.stacked is not None:
+            gate_up, down = (f"{prefix}.{each}" for each in names.stacked)
+            self.experts = allocate_stacked_experts(parameters, gate_up, down, moe.num_experts, hidden, size, part)
+        else:
+            each_expert = (f"{prefix}.{names.experts}.{i}" for i in range(moe.num_experts))
+            self.experts = allocate_experts(
+                parameters,
+                [
+                    ExpertNames(*(f"{each}.{name}" for name in (names.gate, names.up, names.down)))
+                    for each in each_expert
+                ],
+                hidden,
+                size,
+                part,
+                keep=self._activation is silu_and_mul,
+            )
         self._shared = None
         if moe.shared is not None:
             gate = f"{prefix}.{names.shared_gate}" if moe.shared_gate else None

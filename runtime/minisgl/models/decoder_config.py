@@ -99,6 +99,9 @@ class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    stacked: tuple[str, str] | None = None
+    """Instead of these, two tensors with all experts of a layer: gate and up projections [experts, 2 N, hidden], first
+    the gates, and down projections [experts, hidden, N]."""
     shared: str = "mlp.shared_experts"
     shared_gate: str = "mlp.shared_expert_gate"
 

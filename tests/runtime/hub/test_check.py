@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.hub.check import check_checkpoint
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.family_checkpoints import write_family_checkpoint
 
 
 @pytest.mark.parametrize("arch", TINY_ARCHS)
@@ -23,6 +24,14 @@ def test_the_report_describes_a_valid_checkpoint(arch: str, tmp_path: Path) -> N
     assert report.dtype == "bfloat16"
     assert report.max_model_len == 2048
     assert report.tensor_parallel_sizes == [1, 2, 4]
+
+
+@pytest.mark.parametrize("name", ["phi-4", "granite-moe", "ernie4.5-moe"])
+def test_a_tensor_of_which_several_parameters_have_parts_counts_once(name: str, tmp_path: Path) -> None:
+    report = check_checkpoint(write_family_checkpoint(tmp_path, name))
+    weights = load_file(tmp_path / "model.safetensors").values()
+    assert report.num_parameters == sum(w.numel() for w in weights)
+    assert report.weight_bytes == 4 * report.num_parameters
 
 
 @pytest.mark.parametrize(("name", "bits"), [(None, 16), ("fp8-block", 8), ("fp8-tensor", 16), ("awq", 4)])

@@ -73,6 +73,14 @@ KNOBS: Final[tuple[tuple[str, dict[str, Change]], ...]] = (
     ),
     ("qwen2-moe, windows, dense layers", {"window": attention(window=None)}),
     (
+        "granite-moe",
+        {
+            "renormalization": routing(renormalize=False),
+            "scale of scores": attention(scale=24**-0.5),
+            "residual scale": lambda layer: replace(layer, residual_scale=1.0),
+        },
+    ),
+    (
         "minimax-m2",
         {
             "scores": routing(scores="softmax"),

@@ -291,6 +291,18 @@ MIXTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 32768,
         "use_sliding_window": False,
     },
+    "ibm-granite/granite-3.1-3b-a800m-instruct": {
+        "architectures": ["GraniteMoeForCausalLM"],
+        **sizes(1536, 512, 32, 24, 8, 49155, 131072),
+        "attention_multiplier": 0.015625,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 6.0,
+        "num_experts_per_tok": 8,
+        "num_local_experts": 40,
+        "residual_multiplier": 0.22,
+        "rope_theta": 10000000.0,
+        "tie_word_embeddings": True,
+    },
     "MiniMaxAI/MiniMax-M2": {
         "architectures": ["MiniMaxM2ForCausalLM"],
         **sizes(3072, 1536, 62, 48, 8, 200064, 196608),
@@ -337,6 +349,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     [
         ("zai-org/GLM-4.5-Air", 106.9, (128, 8, 1408, 1408), 1, 64),
         ("Qwen/Qwen1.5-MoE-A2.7B-Chat", 14.3, (60, 4, 1408, 5632), 0, 128),
+        ("ibm-granite/granite-3.1-3b-a800m-instruct", 3.3, (40, 8, 512, None), 0, 64),
         ("MiniMaxAI/MiniMax-M2", 228.7, (256, 8, 1536, None), 0, 64),
         ("baidu/ERNIE-4.5-21B-A3B-PT", 21.8, (64, 6, 1536, 3072), 1, 128),
     ],

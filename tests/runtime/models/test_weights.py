@@ -175,6 +175,39 @@ def test_biases_of_quantized_layers_without_one_must_be_zero(tmp_path: Path) -> 
     assert name in str(failure(checkpoint))
 
 
+def test_quantized_experts_in_one_tensor_are_refused_and_those_of_a_dense_checkpoint_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    checkpoint = write_family_checkpoint(tmp_path, "granite-moe")
+    config = ModelConfig.read(checkpoint, quantization="fp8")
+    load(checkpoint, config=config)
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    stored = ModelConfig.read(checkpoint, overrides={"quantization_config": blocks})
+    with pytest.raises(ModelError, match=r"input_linear\.weight has all experts of a layer") as refused:
+        Decoder(stored, TensorParallel(), torch.float32, "cpu")
+    assert refused.value.code == "quantized_checkpoint"
+
+
+@pytest.mark.parametrize("name", ["granite-moe", "glm4-moe", "phi-4"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_random_weights_do_not_depend_on_the_ranks_and_fill_every_parameter(
+    name: str, size: int, tmp_path: Path
+) -> None:
+    config = ModelConfig.read(write_family_checkpoint(tmp_path / "checkpoint", name))
+
+    def logits(parallel: TensorParallel) -> torch.Tensor:
+        model = Decoder(config, parallel, torch.float32, "cpu")
+        for source in model.parameters.sources:
+            source.into.fill_(torch.nan)
+        fill_random(model.parameters)
+        return all_logits(model, [[1, 2, 3]], parallel)
+
+    alone = logits(TensorParallel())
+    assert bool(alone.isfinite().all())
+    for each in run_ranks(size, tmp_path, logits):
+        torch.testing.assert_close(each, alone, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [

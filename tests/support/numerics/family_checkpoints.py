@@ -94,6 +94,17 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "granite-moe": (
+        "granitemoe",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.02,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
     "olmo2": ("olmo2", {"rms_norm_eps": 1e-5}),
     "olmo3": ("olmo3", {"sliding_window": 12, "layer_types": _SLIDING, "rope_scaling": _YARN}),
     "seed-oss": ("seed_oss", {"attention_bias": True, "tie_word_embeddings": False}),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from minisgl.errors import ModelError
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.formats import Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
 from minisgl.layers.weights.fp8 import Fp8Weight
@@ -59,6 +60,31 @@ def allocate_experts(
         downs.append(Matrix([Projection(down, hidden, slice(0, hidden))], size, part))
     stored = _kept_format(parameters, [*gate_ups, *downs], experts=True) if keep else None
     return Experts(*(_allocate(parameters, each, stored, experts=True) for each in (gate_ups, downs)))
+
+
+def allocate_stacked_experts(
+    parameters: Parameters, gate_up: str, down: str, count: int, hidden: int, size: int, part: slice
+) -> Experts:
+    """The same for experts that a checkpoint has in two tensors, [count, 2 size, hidden] with the gates first and
+    [count, hidden, size], which are not quantized. They become the model's dtype. Raises ModelError if config.json says
+    that they are."""
+    for name in (gate_up, down):
+        stored = parameters.format_of(name.removesuffix(".weight"))
+        if stored is not None and not (isinstance(stored, Fp8Channels) and stored.while_loading):
+            raise ModelError(
+                "quantized_checkpoint",
+                f"{name} has all experts of a layer and is quantized, as {stored.name}; supported are such tensors in "
+                "16 or 32 bits, and quantized experts in a tensor each",
+            )
+    width = part.stop - part.start
+    both, outer = parameters.new(count, 2 * width, hidden), parameters.new(count, hidden, width)
+    parameters.weights_by_type[parameters.dtype_name] += both.numel() + outer.numel()
+    every = slice(0, count)
+    for begin, into in ((0, both[:, :width]), (size, both[:, width:])):
+        rows = slice(begin + part.start, begin + part.stop)
+        parameters.add_source(gate_up, (count, 2 * size, hidden), into, every, rows)
+    parameters.add_source(down, (count, hidden, size), outer, every, slice(0, hidden), part)
+    return Experts(DenseWeight(both), DenseWeight(outer))
 
 
 def _kept_format(parameters: Parameters, matrices: Sequence[Matrix], *, experts: bool) -> WeightFormat | None:

@@ -36,6 +36,7 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "SmolLM3ForCausalLM": smollm.smollm3,
     "Phi3ForCausalLM": phi.phi3,
     "GraniteForCausalLM": granite.granite,
+    "GraniteMoeForCausalLM": granite.granite_moe,
     "Olmo2ForCausalLM": olmo.olmo2,
     "Olmo3ForCausalLM": olmo.olmo3,
     "SeedOssForCausalLM": seed.seed_oss,
