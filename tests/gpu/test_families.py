@@ -24,15 +24,17 @@ _WIDE: Final[Mapping[str, Any]] = {
     # Larger matrices amplify the rounding of bfloat16, on any device.
     "initializer_range": 0.0075,
 }
+_WIDE_EXPERTS: Final = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 256}
 _LONG_FACTORS: Final = {"short_factor": [1.0 + i / 48 for i in range(48)], "long_factor": [2.0 + i for i in range(48)]}
 
 
 def _checkpoint(folder: Path, name: str) -> Path:
-    changes = dict(_WIDE)
-    rope = FAMILIES[name][1].get("rope_parameters", {})
+    settings = FAMILIES[name][1]
+    changes = {**_WIDE, **{field: size for field, size in _WIDE_EXPERTS.items() if field in settings}}
+    rope = settings.get("rope_parameters", {})
     if rope.get("rope_type") == "longrope":
         changes["rope_parameters"] = {**rope, **_LONG_FACTORS}
-    return write_family_checkpoint(folder, name, **changes)
+    return write_family_checkpoint(folder, name, separate_experts=True, **changes)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "phi-4-mini, long"])

@@ -184,8 +184,11 @@ def family_config(name: str) -> dict[str, Any]:
     return {**config, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]]}
 
 
-def write_family_checkpoint(folder: Path, name: str, seed: int = 0, **changes: Any) -> Path:
-    """Write the checkpoint of a case in float32; `changes` replace its settings. Returns `folder`."""
+def write_family_checkpoint(
+    folder: Path, name: str, seed: int = 0, *, separate_experts: bool = False, **changes: Any
+) -> Path:
+    """Write the checkpoint of a case in float32; `changes` replace its settings. Returns `folder`. `separate_experts`:
+    rounding to 16 bits does not change which ones a token takes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, settings = FAMILIES[name]
@@ -193,6 +196,8 @@ def write_family_checkpoint(folder: Path, name: str, seed: int = 0, **changes: A
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_SIZES, **settings, **changes}))
         randomize(model)
+        if separate_experts:
+            _separate_experts(model)
     model.float().save_pretrained(folder)
     return folder
 
@@ -216,6 +221,30 @@ def write_multimodal_checkpoint(
     whole = {"architectures": [architecture], "dtype": "float32", "vision_config": {}, "text_config": config}
     (folder / "config.json").write_text(json.dumps(whole))
     return folder
+
+
+def _separate_experts(model: Any) -> None:
+    """Give each expert a direction of the residual stream that only embeddings write to, and routers alone read, in
+    place. Each token has its own experts."""
+    routers = [each for each in model.named_parameters() if each[0].endswith((".gate.weight", ".router.weight"))]
+    if not routers:
+        return
+    embedding, (count, hidden) = model.get_input_embeddings().weight, routers[0][1].shape
+    directions = torch.linalg.qr(torch.randn(hidden, count)).Q
+    chosen = torch.rand(len(embedding), count).topk(model.config.num_experts_per_tok).indices
+    strengths = torch.linspace(1.0, 0.7, chosen.shape[1]).expand(chosen.shape)
+    with torch.no_grad():
+        embedding.sub_(embedding @ directions @ directions.T)
+        embedding.add_(torch.zeros(len(embedding), count).scatter_(1, chosen, strengths) @ directions.T)
+        for name, parameter in model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                parameter.sub_(directions @ (directions.T @ parameter))
+        for name, router in routers:
+            layer = model.model.layers[int(name.split(".")[2])]
+            router.copy_(directions.T / layer.post_attention_layernorm.weight)
+        for name, vector in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                vector.mul_(0.01)
 
 
 def randomize(model: torch.nn.Module) -> None:
