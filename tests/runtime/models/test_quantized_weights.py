@@ -14,7 +14,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.errors import ModelError
 from minisgl.hub.check import check_checkpoint
 from minisgl.layers.weights.dense import DenseWeight
-from minisgl.layers.weights.formats import Int4Groups
+from minisgl.layers.weights.formats import Fp8Blocks, Int4Groups
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
@@ -22,6 +22,7 @@ from minisgl.models.random_weights import random_tensor
 from minisgl.models.weights import load_weights
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS, quantize
 from minisgl.toy.tiny import write_tiny_checkpoint
+from support.numerics.family_checkpoints import write_family_checkpoint
 from support.numerics.ranks import all_logits, load, run_ranks
 
 LAYER = "model.layers.1.mlp.up_proj"
@@ -46,6 +47,35 @@ def failure(checkpoint: Path) -> ModelError:
     with pytest.raises(ModelError) as caught:
         load(checkpoint)
     return caught.value
+
+
+def test_a_mixture_in_fp8_blocks_under_names_of_its_own_is_the_one_that_was_stored(tmp_path: Path) -> None:
+    """As MiniMax M2 is published."""
+    checkpoint = write_family_checkpoint(tmp_path, "minimax-m2")
+    tensors = load_file(checkpoint / "model.safetensors")
+    stored = {}
+    for name, weight in tensors.items():
+        if "proj.weight" not in name and ".experts." not in name:
+            stored[name] = weight
+            continue
+        quantized = quantize(Fp8Blocks(), weight)
+        tensors[name] = quantized.dense.float()
+        stored |= {name.removesuffix("weight") + suffix: each for suffix, each in quantized.tensors.items()}
+    save_file(tensors, checkpoint / "model.safetensors")
+    expected = all_logits(load(checkpoint), [[1, 2, 3]])
+    save_file(stored, checkpoint / "model.safetensors")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"] = {
+        "activation_scheme": "dynamic",
+        "fmt": "float8_e4m3fn",
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+    }
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    model = load(checkpoint)
+    assert sum(source.format is not None for source in model.parameters.sources) == 4 * (4 + 3 * 6)
+    assert torch.equal(all_logits(model, [[1, 2, 3]]), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
