@@ -32,7 +32,6 @@ from minisgl.kernels.compile.preload import Preload
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
-from minisgl.models.decoder_config import MoeConfig
 from minisgl.models.fit import pool_too_small, too_long
 from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.random_weights import fill_random
@@ -345,8 +344,10 @@ def _product_parameters(model: Decoder, ranks: int) -> int:
     config = model.config
     vocabularies = 1 if config.decoder.tied_embeddings else 2
     parameters = model.parameters.num_elements - vocabularies * model.vocab_local * config.hidden_size
+    if model.token_inputs is not None:
+        parameters -= model.token_inputs.table.weight.numel()
     if (moe := config.moe) is not None:
-        layers = sum(isinstance(layer.feed_forward, MoeConfig) for layer in config.layers)
+        layers = sum(layer.moe is not None for layer in config.layers)
         experts = 3 * config.hidden_size * moe.intermediate_size * layers // ranks
         parameters -= experts * (moe.num_experts - moe.experts_per_token)
     return parameters

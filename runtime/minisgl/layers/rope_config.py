@@ -10,7 +10,7 @@ import msgspec
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding (Su et al., arXiv:2104.09864) with one of the known context extensions."""
 
-    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"] = "default"
     theta: float = 10000.0
     factor: float = 1.0
     original_max_position: int = 0
@@ -28,13 +28,14 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_factors: tuple[float, ...] = ()
     """The same for longer sequences."""
     rotated_share: float = 1.0
-    """Share of a head's dimensions that are rotated, the first ones; the others carry no position."""
+    """Share of a head's dimensions that are rotated, the first ones; the others carry no position. proportional: share
+    of the pairs (i, i + D / 2) of a whole head of D dimensions that turn, the first and fastest ones."""
     interleaved: bool = False
     """Pairs are neighbouring dimensions (2 i, 2 i + 1), and not those that are half of the rotated ones apart."""
 
     def rotated_dims(self, head_dim: int) -> int:
-        """Number of dimensions of a head that are rotated."""
-        return int(head_dim * self.rotated_share)
+        """Number of dimensions of a head that are rotated, some of them by angles of 0."""
+        return head_dim if self.kind == "proportional" else int(head_dim * self.rotated_share)
 
     def order(self, head_dim: int) -> tuple[int, ...] | None:
         """Dimensions of a head in the order in which pairs are (i, i + head_dim / 2), those of pairs that are not

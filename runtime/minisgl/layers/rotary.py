@@ -20,6 +20,9 @@ def inverse_frequencies(rope: RopeConfig, dims: int, max_position: int = 0) -> t
     frequencies = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return frequencies / rope.factor
+    if rope.kind == "proportional":
+        frequencies[int(rope.rotated_share * dims) // 2 :] = 0
+        return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, frequencies)
     if rope.kind == "yarn":

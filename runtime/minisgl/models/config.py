@@ -60,7 +60,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def moe(self) -> MoeConfig | None:
         """Experts of the layers that have some, the same in all of them."""
-        return next((kind for layer in self.layers if isinstance(kind := layer.feed_forward, MoeConfig)), None)
+        return next((moe for layer in self.layers if (moe := layer.moe)), None)
 
     def dtype_on(self, device: Device, choice: DType = "auto") -> Literal["float32", "bfloat16", "float16"]:
         """Data type of weights and KV cache. `auto` is the checkpoint's, but float32 on a CPU, and on a GPU bfloat16
@@ -122,7 +122,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _split_sizes(self) -> tuple[list[int], list[int], list[int]]:
         """Numbers of query heads and KV heads, and intermediate sizes, of all layers, those of experts first."""
         blocks, parts = ([getattr(layer, name) for layer in self.layers] for name in ("attention", "feed_forward"))
-        experts = [part for part in parts if isinstance(part, MoeConfig)]
+        experts = [moe for layer in self.layers if (moe := layer.moe)]
         shared = [part.shared for part in experts if part.shared is not None]
         every = (
             [of.num_heads for of in blocks],
@@ -229,9 +229,9 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     if not isinstance(text, dict):
         raise ModelError("invalid_config", f"config.json: text_config is {text!r:.80}, not an object")
-    whole = ("quantization_config", "compression_config", "dtype", "torch_dtype", "eos_token_id")
+    whole = ("quantization_config", "compression_config", "dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
     beside = {name: config[name] for name in whole if config.get(name) is not None}
-    return {**beside, **{name: value for name, value in text.items() if value is not None}}
+    return {**beside, **{name: value for name, value in text.items() if value is not None or name not in beside}}
 
 
 def _dtype(config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16"]:

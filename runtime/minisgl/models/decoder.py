@@ -23,9 +23,15 @@ from minisgl.layers.weights.allocate import ExpertNames, allocate, allocate_expe
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
-from minisgl.layers.weights.weight import Projection
+from minisgl.layers.weights.weight import Projection, Weight
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import AttentionConfig, FeedForwardConfig, LayerConfig, MoeConfig, QueryGrowth
+from minisgl.models.decoder_config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    MoeConfig,
+    QueryGrowth,
+    TokenInputs,
+)
 from minisgl.moe.experts import run_experts
 from minisgl.moe.mixture import mixture_of_experts
 from minisgl.moe.routing import route_by_scores
@@ -39,9 +45,11 @@ class SelfAttention:
         self._norm_kind = config.decoder.norm
         self._parallel = parallel
         local = parallel.shard(of.num_heads), local_kv_heads(of, parallel), local_kv_heads(of, parallel)
-        self._heads = [_length(each) for each in local]
-        self.norm = _norm_before(config, parameters, layer, "input_layernorm")
         order = None if of.rope is None else of.rope.order(of.head_dim)
+        parts = 1 if of.reuses_kv else 2 if of.key_is_value else 3
+        assert order is None or not of.key_is_value, "values have the checkpoint's order of dimensions"
+        self._heads = [_length(each) for each in local[:parts]]
+        self.norm = _norm_before(config, parameters, layer, "input_layernorm")
         self.qkv = ColumnParallelLinear(
             parameters,
             config.hidden_size,
@@ -56,15 +64,15 @@ class SelfAttention:
                         (order, order, None),
                         strict=True,
                     )
-                ],
+                ][:parts],
             ),
             bias=of.qkv_bias,
         )
         self.q_norm, self.k_norm = (
-            _head_gain(parameters, f"{block}.{name}.weight", of, heads, rows, order)
-            for name, heads, rows in (
-                (names.query_norm, of.num_heads, local[0]),
-                (names.key_norm, of.num_kv_heads, local[1]),
+            _head_gain(parameters, f"{block}.{name}.weight", of, heads, rows, order) if is_there else None
+            for name, heads, rows, is_there in (
+                (names.query_norm, of.num_heads, local[0], True),
+                (names.key_norm, of.num_kv_heads, local[1], not of.reuses_kv),
             )
         )
         self.out = RowParallelLinear(
@@ -74,10 +82,12 @@ class SelfAttention:
             config.hidden_size,
             parallel,
             bias=of.output_bias,
-            in_parts=_sums_in_norm(config.layers[layer]),
+            in_parts=_sums_in_norm(config, layer),
         )
         self._norms_in_kernel = (
-            of.query_key_norm == "head" and not of.norm_after_rotation and config.decoder.norm.is_plain
+            of.query_key_norm == "head"
+            and not (of.norm_after_rotation or of.reuses_kv)
+            and config.decoder.norm.is_plain
         )
 
     def forward(
@@ -90,7 +100,10 @@ class SelfAttention:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend, then keep only `rows` if given."""
         qkv, residual = self.qkv.weight.normed_product(PreNorm(self.norm, x, residual), self.qkv.bias)
-        q, k, v = torch.split(qkv.view(len(qkv), -1, self._config.head_dim), self._heads, dim=1)
+        q, *stored = torch.split(qkv.view(len(qkv), -1, self._config.head_dim), self._heads, dim=1)
+        k, v = (stored[0], stored[-1]) if stored else (None, None)
+        if v is not None and self._config.value_norm:
+            v = rms_norm(v, None, self._norm_kind.eps)
         q, k, rotation = self._prepared(q, k, angles)
         heads = attention.attend(self._layer, q, k, v, rotation)
         if rows is not None:
@@ -98,27 +111,31 @@ class SelfAttention:
         return self.out.forward(heads), residual
 
     def _prepared(
-        self, q: torch.Tensor, k: torch.Tensor, angles: Angles
-    ) -> tuple[torch.Tensor, torch.Tensor, Rotation]:
+        self, q: torch.Tensor, k: torch.Tensor | None, angles: Angles
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Rotation]:
         """Queries and keys as the kernel that rotates and stores them takes them: all that it does not do is done."""
         of, kind = self._config, self._norm_kind
-        cos_sin = angles.of(of.rope)
+        cos_sin = angles.of(of.rope, of.head_dim)
         if of.query_growth is not None:
             q = q * angles.growth(of.query_growth).to(q.dtype)
         if self._norms_in_kernel:
             return q, k, Rotation(cos_sin, self.q_norm, self.k_norm, kind.eps)
-        if self.q_norm is None or self.k_norm is None:
+        if self.q_norm is None:
             return q, k, Rotation(cos_sin)
+        if k is None or self.k_norm is None:
+            assert of.query_key_norm == "head" and not of.norm_after_rotation
+            return self._head_norm(q, self.q_norm), None, Rotation(cos_sin)
         if of.norm_after_rotation:
-            q, k, cos_sin = rotate(q, cos_sin), rotate(k, cos_sin), angles.of(None)
+            q, k, cos_sin = rotate(q, cos_sin), rotate(k, cos_sin), angles.of(None, of.head_dim)
         if of.query_key_norm == "head":
-            q, k = (
-                rms_norm(part, gain, kind.eps, unit_offset=kind.unit_offset, round_last=kind.round_last)
-                for part, gain in ((q, self.q_norm), (k, self.k_norm))
-            )
+            q, k = self._head_norm(q, self.q_norm), self._head_norm(k, self.k_norm)
         else:
             q, k = self._whole_norms(q, k, self.q_norm, self.k_norm)
         return q, k, Rotation(cos_sin)
+
+    def _head_norm(self, part: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        kind = self._norm_kind
+        return rms_norm(part, gain, kind.eps, unit_offset=kind.unit_offset, round_last=kind.round_last)
 
     def _whole_norms(
         self, q: torch.Tensor, k: torch.Tensor, q_gain: torch.Tensor, k_gain: torch.Tensor
@@ -164,7 +181,7 @@ class FeedForward:
             config.hidden_size,
             parallel,
             bias=of.bias,
-            in_parts=_sums_in_norm(config.layers[layer]),
+            in_parts=_sums_in_norm(config, layer),
         )
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,6 +284,49 @@ class SharedExpert:
         return out if self.gate is None else torch.sigmoid(F.linear(x, self.gate)) * out
 
 
+class FeedForwardBesideExperts:
+    """Dense feed-forward and mixture of experts of one stream."""
+
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
+    ) -> None:
+        name, hidden = f"model.layers.{layer}", config.hidden_size
+        of = config.layers[layer].feed_forward
+        assert isinstance(of, FeedForwardConfig) and config.layers[layer].norms == "sandwich"
+        self._moe, self._parallel, self._kind = moe, parallel, config.decoder.norm
+        self._activation = GATED_ACTIVATIONS[moe.activation]
+        self.dense = FeedForward(config, of, parallel, parameters, layer)
+        self.dense_end, self.norm, self.experts_end = (
+            _norm(config, parameters, f"{name}.{each}_feedforward_layernorm_{number}")
+            for each, number in (("post", 1), ("pre", 2), ("post", 2))
+        )
+        self.router = DenseWeight(parameters.replicated(f"{name}.router.proj.weight", moe.num_experts, hidden))
+        self.router_scale = parameters.replicated(f"{name}.router.scale", hidden)
+        self.expert_scales = parameters.replicated(f"{name}.router.per_expert_scale", moe.num_experts)
+        size = moe.intermediate_size
+        self.experts = allocate_stacked_experts(
+            parameters,
+            f"{name}.experts.gate_up_proj",
+            f"{name}.experts.down_proj",
+            moe.num_experts,
+            hidden,
+            size,
+            parallel.shard(size),
+        )
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dense, stream = self.dense.forward(x, residual)
+        dense, _ = self.dense_end.forward(dense, None)
+        routed = rms_norm(stream, None, self._kind.eps) * self.router_scale * stream.shape[-1] ** -0.5
+        logits = self.router.product(routed)
+        weights, chosen = route_by_scores(logits, None, self._moe.experts_per_token, self._moe.routing)
+        weights = weights * self.expert_scales[chosen]
+        normed, _ = self.norm.forward(stream, None)
+        experts = self._parallel.all_reduce_sum(run_experts(normed, weights, chosen, *self.experts, self._activation))
+        experts, _ = self.experts_end.forward(experts, None)
+        return dense + experts, stream
+
+
 class DecoderLayer:
     """Attention and feed-forward. Each adds the output of the previous block to the residual stream, and begins with
     the sum."""
@@ -276,12 +336,18 @@ class DecoderLayer:
         self.attention = SelfAttention(config, parallel, parameters, layer)
         names = config.decoder.names
         self.attention_end = BlockEnd(config, parameters, layer, names.attention_end_norm)
-        self.feed_forward: FeedForward | SparseFeedForward
-        if isinstance(of.feed_forward, MoeConfig):
+        self.feed_forward: FeedForward | SparseFeedForward | FeedForwardBesideExperts
+        if of.experts_beside is not None:
+            self.feed_forward = FeedForwardBesideExperts(config, of.experts_beside, parallel, parameters, layer)
+        elif isinstance(of.feed_forward, MoeConfig):
             self.feed_forward = SparseFeedForward(config, of.feed_forward, parallel, parameters, layer)
         else:
             self.feed_forward = FeedForward(config, of.feed_forward, parallel, parameters, layer)
         self.feed_forward_end = BlockEnd(config, parameters, layer, names.feed_forward_end_norm)
+        self.token_input = None
+        if config.decoder.token_inputs is not None:
+            self.token_input = TokenInput(config, config.decoder.token_inputs, parameters, layer)
+        self.stream_scale = parameters.replicated(f"model.layers.{layer}.layer_scalar", 1) if of.scales_stream else None
 
     def forward(
         self,
@@ -290,15 +356,67 @@ class DecoderLayer:
         angles: Angles,
         attention: Attention,
         rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rows`: compute only these behind the attention; nothing reads the others."""
-        x, residual = self.attention.forward(x, residual, angles, attention, rows)
+        token_inputs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`rows`: compute only these behind the attention; nothing reads the others. `token_inputs`: [T, layers, size],
+        if the model has some."""
+        x, stream = self.attention.forward(x, residual, angles, attention, rows)
         x = self.attention_end.forward(x)
         # A chunk in the middle of a prompt leaves no rows.
-        if len(residual):
-            x, residual = self.feed_forward.forward(x, residual)
-            x = self.feed_forward_end.forward(x)
-        return x, residual
+        if not len(stream):
+            return x, stream
+        x, stream = self.feed_forward.forward(x, stream)
+        x = self.feed_forward_end.forward(x)
+        if self.token_input is None and self.stream_scale is None:
+            return x, stream
+        x = x + stream
+        if self.token_input is not None:
+            assert token_inputs is not None
+            x = self.token_input.forward(x, token_inputs if rows is None else token_inputs[rows])
+        return x if self.stream_scale is None else x * self.stream_scale, None
+
+
+class TokenInput:
+    """End of a layer that depends on the token itself."""
+
+    def __init__(self, config: ModelConfig, of: TokenInputs, parameters: Parameters, layer: int) -> None:
+        name, hidden = f"model.layers.{layer}", config.hidden_size
+        self._layer = layer
+        self._activation = GATED_ACTIVATIONS[of.activation]
+        self.gate = _whole_linear(parameters, f"{name}.per_layer_input_gate", hidden, of.size)
+        self.out = _whole_linear(parameters, f"{name}.per_layer_projection", of.size, hidden)
+        self.norm = _norm(config, parameters, f"{name}.post_per_layer_input_norm")
+
+    def forward(self, x: torch.Tensor, token_inputs: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden], the residual stream, and inputs of all layers [T, layers, size] to the new stream."""
+        both = torch.cat((self.gate.product(x), token_inputs[:, self._layer]), dim=-1)
+        added, _ = self.norm.forward(self.out.product(self._activation(both)), None)
+        return x + added
+
+
+class TokenInputTable:
+    """Inputs of all layers from the ids and the embeddings of tokens."""
+
+    def __init__(
+        self, config: ModelConfig, of: TokenInputs, parameters: Parameters, parallel: TensorParallel, dtype: torch.dtype
+    ) -> None:
+        self._shape = config.num_layers, of.size
+        width, hidden = config.num_layers * of.size, config.hidden_size
+        shard = VocabularyShard(of.vocab_size, parallel)
+        self.table = VocabParallelEmbedding(parameters, "model.embed_tokens_per_layer", width, shard, parallel)
+        self.projection = _whole_linear(parameters, "model.per_layer_model_projection", hidden, width)
+        self.gain = parameters.replicated("model.per_layer_projection_norm.weight", of.size)
+        self._kind = config.decoder.norm
+        self._scale = torch.tensor(of.size**0.5, dtype=dtype).item()
+        self._projection_scale = hidden**-0.5
+
+    def forward(self, tokens: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
+        """tokens [T] and embeddings [T, hidden] to [T, layers, size]."""
+        kind = self._kind
+        own = (self.table.forward(tokens) * self._scale).view(-1, *self._shape)
+        context = (self.projection.product(embeddings) * self._projection_scale).view(-1, *self._shape)
+        normed = rms_norm(context, self.gain, kind.eps, unit_offset=kind.unit_offset, round_last=kind.round_last)
+        return (normed + own) * 2**-0.5
 
 
 class BlockEnd:
@@ -320,13 +438,14 @@ class BlockEnd:
 class Angles:
     """Angles of the tokens of a step, for all layers."""
 
-    def __init__(self, rotary: Mapping[RopeConfig | None, Rotary], positions: torch.Tensor) -> None:
-        self._cos_sin = {rope: table.at(positions) for rope, table in rotary.items()}
+    def __init__(self, rotary: Mapping[tuple[RopeConfig | None, int], Rotary], positions: torch.Tensor) -> None:
+        """`rotary`: by RoPE and size of the heads."""
+        self._cos_sin = {key: table.at(positions) for key, table in rotary.items()}
         self._positions = positions
 
-    def of(self, rope: RopeConfig | None) -> torch.Tensor:
+    def of(self, rope: RopeConfig | None, head_dim: int) -> torch.Tensor:
         """[T, head_dim], see `Rotary.at`."""
-        return self._cos_sin[rope]
+        return self._cos_sin[rope, head_dim]
 
     def growth(self, growth: QueryGrowth) -> torch.Tensor:
         """[T, 1, 1] float32: factor of each token's queries."""
@@ -376,11 +495,14 @@ class Decoder:
             self.parameters, "model.embed_tokens", config.hidden_size, shard, parallel
         )
         length = max_position or config.max_model_len
+        blocks = [layer.attention for layer in config.layers]
+        kinds = {(of.rope, of.head_dim): None for of in blocks}
         # Rotated queries and keys whose norm follows are stored as they are.
-        ropes = {layer.attention.rope: None for layer in config.layers}
-        if any(layer.attention.norm_after_rotation for layer in config.layers):
-            ropes[None] = None
-        self.rotary = {rope: Rotary(rope, config.attention.head_dim, length, device) for rope in ropes}
+        kinds |= {(None, of.head_dim): None for of in blocks if of.norm_after_rotation}
+        self.rotary = {(rope, size): Rotary(rope, size, length, device) for rope, size in kinds}
+        self.token_inputs = None
+        if config.decoder.token_inputs is not None:
+            self.token_inputs = TokenInputTable(config, config.decoder.token_inputs, self.parameters, parallel, dtype)
         self.layers = [DecoderLayer(config, parallel, self.parameters, i) for i in range(config.num_layers)]
         family = config.decoder
         self.norm = _norm(config, self.parameters, "model.norm")
@@ -410,10 +532,11 @@ class Decoder:
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         angles = Angles(self.rotary, positions)
+        inputs = None if self.token_inputs is None else self.token_inputs.forward(tokens, x)
         residual = None
         for layer in self.layers[:-1]:
-            x, residual = layer.forward(x, residual, angles, attention)
-        x, residual = self.layers[-1].forward(x, residual, angles, attention, rows)
+            x, residual = layer.forward(x, residual, angles, attention, token_inputs=inputs)
+        x, residual = self.layers[-1].forward(x, residual, angles, attention, rows, inputs)
         x, _ = self.norm.forward(x, residual)
         return x
 
@@ -437,9 +560,16 @@ def _norm_before_feed_forward(config: ModelConfig, parameters: Parameters, layer
     return _norm_before(config, parameters, layer, config.decoder.names.feed_forward_norm)
 
 
-def _sums_in_norm(layer: LayerConfig) -> bool:
+def _sums_in_norm(config: ModelConfig, layer: int) -> bool:
     """Whether the output of a block goes to the next norm as it is."""
-    return layer.norms == "pre" and layer.residual_scale == 1.0
+    of = config.layers[layer]
+    is_last_part = config.decoder.token_inputs is None and not of.scales_stream
+    return of.norms == "pre" and of.residual_scale == 1.0 and is_last_part
+
+
+def _whole_linear(parameters: Parameters, name: str, in_features: int, out_features: int) -> Weight:
+    """Weight of a linear layer that every rank holds whole."""
+    return allocate(parameters, [Projection(name, out_features, slice(0, out_features))], in_features)
 
 
 def _head_gain(

@@ -43,6 +43,10 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float | None = None
     """c of c · tanh(score / c), which bounds scores (Gemma 2, arXiv:2408.00118)."""
     query_growth: QueryGrowth | None = None
+    value_norm: bool = False
+    """RMS norm of each head of values, without a gain (Gemma 4)."""
+    key_is_value: bool = False
+    """Values are the products that keys are before their norm and rotation."""
     reuses_kv: bool = False
     """The layer has no keys and values: it attends to those of the last layer before it that has some, with as many
     heads of the same size, the same window and the same RoPE."""
@@ -81,10 +85,29 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     attention: AttentionConfig
     feed_forward: FeedForwardConfig | MoeConfig
+    experts_beside: MoeConfig | None = None
+    """Mixture of experts beside a dense feed-forward: both begin at the same stream with norms of their own, and the
+    sum of their normalized outputs is the output of the block. Router and experts' weights have scales (Gemma 4)."""
     norms: Literal["pre", "post", "sandwich"] = "pre"
     """Norms of each of the two blocks: before it, behind it, or both."""
     residual_scale: float = 1.0
     """Factor of what each block adds to the residual stream (Granite)."""
+    scales_stream: bool = False
+    """The residual stream behind the layer is multiplied with a number of the checkpoint (Gemma 4)."""
+
+    @property
+    def moe(self) -> MoeConfig | None:
+        """The layer's mixture of experts."""
+        return self.feed_forward if isinstance(self.feed_forward, MoeConfig) else self.experts_beside
+
+
+class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector for each token and layer, from the token's id and its embedding, with which the layer multiplies a
+    projection of its output (per-layer embeddings, Gemma 3n and 4)."""
+
+    size: int
+    vocab_size: int
+    activation: Activation
 
 
 class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +171,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The output head is the embedding."""
     embedding_scale: float = 1.0
     """Factor of embeddings, rounded to the model's dtype."""
+    token_inputs: TokenInputs | None = None
     logit_divisor: float = 1.0
     logit_softcap: float | None = None
     """c of c · tanh(logit / c)."""

@@ -27,6 +27,10 @@ class Fields:
             raise ModelError("invalid_config", f"config.json: {name} is {value!r:.80}; at most {most} are supported")
         return value
 
+    def amount(self, name: str, default: int = 0) -> int:
+        """A number of things that may be 0 or, which is the same, null."""
+        return self.count(name, default) if self.raw(name, default) else 0
+
     def number(self, name: str, default: float) -> float:
         value = self._get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):

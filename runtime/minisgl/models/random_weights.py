@@ -57,7 +57,7 @@ def _generator(device: torch.device, key: str) -> torch.Generator:
 
 def _fill(tensor: torch.Tensor, name: str, fan_in: int, key: str) -> None:
     generator = _generator(tensor.device, key)
-    if name.endswith("norm.weight"):
+    if name.endswith("norm.weight") or (tensor.dim() == 1 and not name.endswith("bias")):
         tensor.uniform_(0.9, 1.1, generator=generator)
     elif name.endswith(".bias"):
         tensor.normal_(0.0, 0.1, generator=generator)

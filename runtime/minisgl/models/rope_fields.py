@@ -11,7 +11,7 @@ from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.fields import Fields
 
 _OBJECTS: Final = ("rope_parameters", "rope_scaling")
-_KINDS: Final = ("default", "linear", "llama3", "yarn", "longrope")
+_KINDS: Final = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 _REMEDIES: Final[Mapping[str, str]] = {
     "dynamic": "; up to max_position_embeddings it does nothing: --hf-overrides '{\"rope_scaling\": null}' removes it",
 }
@@ -46,6 +46,9 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     theta = rope.number("rope_theta", default=10000.0)
     if kind == "default":
         return RopeConfig(theta=theta, rotated_share=share)
+    if kind == "proportional":
+        stretch = rope.number("factor", default=1.0)
+        return RopeConfig(kind="proportional", theta=theta, factor=stretch, rotated_share=share)
     factor = rope.number("factor", default=0.0)
     # In transformers, a value next to the RoPE parameters overrides one inside them.
     outside = config.get("original_max_position_embeddings")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from minisgl.errors import ModelError
 from minisgl.hub.check import check_checkpoint
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder_config import DecoderConfig
 from support.numerics.family_checkpoints import FAMILIES, write_family_checkpoint, write_multimodal_checkpoint
 from support.numerics.ranks import all_logits, load, run_ranks
 
@@ -47,13 +52,17 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("gemma3", "Gemma3ForConditionalGeneration"), ("ministral3", "Mistral3ForConditionalGeneration")],
+    [
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("gemma4", "Gemma4ForConditionalGeneration"),
+        ("ministral3", "Mistral3ForConditionalGeneration"),
+    ],
 )
 def test_the_text_model_of_a_multimodal_checkpoint_is_served(
     name: str, architecture: str, newer: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = write_family_checkpoint(tmp_path / "text", name, num_hidden_layers=1, layer_types=["full_attention"])
-    towers = ["vision_tower", "multi_modal_projector"]
+    towers = ["vision_tower", "embed_vision" if name == "gemma4" else "multi_modal_projector"]
     checkpoint = write_multimodal_checkpoint(tmp_path / "whole", text, architecture, towers, newer=newer)
     expected = all_logits(load(text), SEQUENCES)
     with caplog.at_level(logging.INFO):
@@ -67,3 +76,55 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_served(
         load(other)
     assert refused.value.code == "unexpected_tensor"
     assert "unexpected_tensor" in {problem.code for problem in check_checkpoint(other).problems}
+
+
+def _changed(family: DecoderConfig, attention: Any = None, rope: Any = None, **layer: Any) -> DecoderConfig:
+    """The family with other fields in the `attention` of all layers, in their `rope`, or in the layers themselves."""
+    layers = []
+    for of in family.layers:
+        block = replace(of.attention, **(attention or {}))
+        if rope is not None and block.rope is not None:
+            block = replace(block, rope=replace(block.rope, **rope))
+        layers.append(replace(of, attention=block, **layer))
+    return replace(family, layers=tuple(layers))
+
+
+_WITHOUT: Mapping[tuple[str, str], Callable[[DecoderConfig], DecoderConfig]] = {
+    ("gemma4", "norm of values"): lambda family: _changed(family, {"value_norm": False}),
+    ("gemma4", "scale of scores"): lambda family: _changed(family, {"scale": 16**-0.5}),
+    ("gemma4", "pairs that do not turn"): lambda family: _changed(family, rope={"rotated_share": 1.0}),
+    ("gemma4", "windows"): lambda family: _changed(family, {"window": None}),
+    ("gemma4", "scales of the stream"): lambda family: _changed(family, scales_stream=False),
+    ("gemma4", "norms behind blocks"): lambda family: _changed(family, norms="pre"),
+    ("gemma4", "limit of logits"): lambda family: replace(family, logit_softcap=None),
+    ("gemma4", "scale of embeddings"): lambda family: replace(family, embedding_scale=1.0),
+    ("gemma4, shared layers", "inputs of tokens"): lambda family: replace(family, token_inputs=None),
+    ("gemma4, shared layers", "biases"): lambda family: _changed(family, {"qkv_bias": False, "output_bias": False}),
+    ("gemma4, experts", "experts"): lambda family: _changed(family, experts_beside=None),
+}
+"""What a family has, and the family without it."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, torch.Tensor]]:
+    """Checkpoint of a case and its logits."""
+
+    @cache
+    def make(name: str) -> tuple[Path, torch.Tensor]:
+        checkpoint = write_family_checkpoint(tmp_path_factory.mktemp("family"), name)
+        return checkpoint, all_logits(load(checkpoint), SEQUENCES)
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "what"), _WITHOUT)
+def test_logits_need_everything_that_a_family_has(
+    name: str, what: str, whole: Callable[[str], tuple[Path, torch.Tensor]]
+) -> None:
+    checkpoint, expected = whole(name)
+    config = ModelConfig.read(checkpoint)
+    # Any tensor may be left unread.
+    names = replace(config.decoder.names, left_out=("model.",))
+    family = replace(_WITHOUT[name, what](config.decoder), names=names)
+    without = all_logits(load(checkpoint, config=replace(config, decoder=family)), SEQUENCES)
+    assert (without - expected).abs().max() > 0.1 * expected.std()

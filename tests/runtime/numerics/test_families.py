@@ -32,6 +32,8 @@ _CASES = (
     Case("minimax-m2", 64, "hit", True, 16, "alone", True),
     Case("ernie4.5-moe", 64, "hit", False, 1, "others", False),
     Case("gemma3", 7, "hit", True, 16, "others", True),
+    Case("gemma4", 7, "hit", True, 16, "others", True),
+    Case("gemma4, shared layers", 64, "hit", True, 16, "others", True),
 )
 
 

@@ -40,6 +40,15 @@ _MINISTRAL_YARN: Final = {
 _SLIDING: Final = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 _EXPERTS: Final = {"moe_intermediate_size": 40}
 _QWEN2_MOE: Final = {"num_experts": 6, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 56}
+_GEMMA4: Final = {
+    # Logits far enough apart for greedy tokens.
+    "initializer_range": 0.04,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 12,
+    "layer_types": _SLIDING,
+    "final_logit_softcapping": 3.0,
+}
 _FACTORS: Final = {"short_factor": [1.0 + i / 6 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
 
 FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -170,6 +179,43 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
         {**_EXPERTS, "moe_num_experts": 5, "moe_k": 2, "moe_num_shared_experts": 0, "moe_layer_interval": 2},
     ),
     "gemma3": ("gemma3_text", {"sliding_window": 12, "query_pre_attn_scalar": 40, "layer_types": _SLIDING}),
+    "gemma4": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "attention_k_eq_v": True,
+            "num_key_value_heads": 4,
+            "num_global_key_value_heads": 2,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "gemma4, shared layers": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": 700,
+            "attention_bias": True,
+        },
+    ),
+    "gemma4, experts": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 20,
+        },
+    ),
+    "gemma4 unified": ("gemma4_unified_text", {**_GEMMA4, "num_kv_shared_layers": 0}),
 }
 """Type of the model and settings beyond the sizes, by the name of a case."""
 
@@ -260,3 +306,5 @@ def randomize(model: torch.nn.Module) -> None:
         for name, vector in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith("e_score_correction_bias"):
                 vector.normal_(0.0, 0.2)
+            elif name.endswith("layer_scalar"):
+                vector.add_(torch.randn_like(vector) * 0.3)

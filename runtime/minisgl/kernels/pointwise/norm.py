@@ -6,12 +6,15 @@ import torch
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, *, unit_offset: bool = False, round_last: bool = False
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, unit_offset: bool = False, round_last: bool = False
 ) -> torch.Tensor:
-    """Normalize the last dimension; the mean square is computed in float32 for any dtype of `x`. `unit_offset`: the
-    gain is 1 + `weight`; `round_last`: it is applied in float32, see `layers.norm_config`."""
+    """Normalize the last dimension; the mean square is computed in float32 for any dtype of `x`. `weight`: None for a
+    gain of 1. `unit_offset`: the gain is 1 + `weight`; `round_last`: it is applied in float32, see
+    `layers.norm_config`."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is None:
+        return normed.to(x.dtype)
     if not round_last:
         assert not unit_offset
         return weight * normed.to(x.dtype)

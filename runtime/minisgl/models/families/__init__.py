@@ -10,6 +10,7 @@ from minisgl.models.families import (
     ernie,
     exaone,
     gemma,
+    gemma4,
     glm,
     granite,
     hunyuan,
@@ -50,16 +51,23 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "Gemma2ForCausalLM": gemma.gemma2,
     "Gemma3ForCausalLM": gemma.gemma3,
     "Gemma3ForConditionalGeneration": gemma.gemma3_multimodal,
+    "Gemma4ForCausalLM": gemma4.gemma4,
+    "Gemma4ForConditionalGeneration": gemma4.gemma4,
+    "Gemma4UnifiedForCausalLM": gemma4.gemma4_unified,
+    "Gemma4UnifiedForConditionalGeneration": gemma4.gemma4_unified,
 }
 """Readers by the name in `architectures`."""
 
 _MLA: Final = "multi-head latent attention (MLA)"
+_ALTUP: Final = "alternating updates of several residual streams (AltUp)"
 _LINEAR: Final = "linear attention with a recurrent state"
 
 MISSING: Final[Mapping[str, str]] = {
     "DeepseekV2ForCausalLM": _MLA,
     "DeepseekV3ForCausalLM": _MLA,
     "DeepseekV32ForCausalLM": f"{_MLA} and sparse attention",
+    "Gemma3nForCausalLM": _ALTUP,
+    "Gemma3nForConditionalGeneration": _ALTUP,
     "Glm4MoeLiteForCausalLM": _MLA,
     "GlmMoeDsaForCausalLM": f"{_MLA} and sparse attention",
     "KimiLinearForCausalLM": _LINEAR,

@@ -169,7 +169,7 @@ def rope_of(config: Fields, parameters: Mapping[str, Any] | None = None, *, may_
     """RoPE of config.json, or with these parameters of one kind of layer. `may_be_partial`: the family rotates only the
     first dimensions of heads if the file says so."""
     rope = read_rope(config.all if parameters is None else {**config.all, **parameters}, max_positions(config))
-    if rope.rotated_share != 1.0 and not may_be_partial:
+    if rope.rotated_share != 1.0 and rope.kind != "proportional" and not may_be_partial:
         raise ModelError(
             "unsupported_rope",
             f"config.json: partial_rotary_factor {rope.rotated_share} is not supported for this architecture",

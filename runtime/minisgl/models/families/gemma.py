@@ -48,7 +48,8 @@ def gemma3(config: Fields) -> DecoderConfig:
 
 def gemma3_multimodal(config: Fields) -> DecoderConfig:
     """The text model of a multimodal checkpoint."""
-    return replace(gemma3(config), names=TensorNames(left_out=IMAGES))
+    family = gemma3(config)
+    return replace(family, names=replace(family.names, left_out=IMAGES))
 
 
 def _family(
