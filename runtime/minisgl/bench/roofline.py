@@ -100,14 +100,14 @@ class Roofline:
         model, tp, of, block = self.model, self.tensor_parallel, config.attention, config.feed_forward
         rows, hidden, heads = step.tokens, model.hidden_size, of.num_heads // tp * of.head_dim
         kv_width = max(1, of.num_kv_heads // tp) * of.head_dim
-        qkv = heads + 2 * kv_width
+        qkv = heads + (0 if of.reuses_kv else 1 if of.key_is_value else 2) * kv_width
         kind, pointwise_width = _weights(model.quantization), 0.0
         layer = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
-        if isinstance(block, MoeConfig):
+        if (moe := config.moe) is not None:
             # The router is not quantized.
-            layer += self._linear(hidden, block.num_experts, rows)
-            layer += self._experts(block, rows, _weights(model.quantization, experts=True))
-            pointwise_width = block.experts_per_token * block.intermediate_size / tp
+            layer += self._linear(hidden, moe.num_experts, rows)
+            layer += self._experts(moe, rows, _weights(model.quantization, experts=True))
+            pointwise_width = moe.experts_per_token * moe.intermediate_size / tp
         if (dense := block.shared if isinstance(block, MoeConfig) else block) is not None:
             layer += self._linear(hidden, 2 * dense.intermediate_size // tp, rows, kind)
             layer += self._linear(dense.intermediate_size // tp, hidden, rows, kind)

@@ -293,7 +293,8 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_dummy_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     """Write a directory with `config` as its config.json, a synthetic tokenizer of the same vocabulary size, and no
     tensors, for `serve --dummy-weights`; returns `folder`. Raises ModelError."""
-    family = FAMILIES[config["model_type"].replace("_", "-")]
+    # Benchmarks need tokens, whichever they are.
+    family = FAMILIES.get(config["model_type"].replace("_", "-"), FAMILIES["qwen3"])
     tokenizer = _fill_vocabulary(train_tokenizer(family, config["vocab_size"]), config["vocab_size"])
     ids = {
         "bos_token_id": tokenizer.token_to_id(family.bos) if family.bos else None,

@@ -40,11 +40,16 @@ CASES = {
     "llama-3.1-8b": ENGINE,
     "qwen2.5-0.5b": ENGINE,
     "qwen2.5-7b, four ranks": replace(ENGINE, tensor_parallel=4),
+    "gemma-4-31b": ENGINE,
+    "gemma-4-31b, two ranks": replace(ENGINE, tensor_parallel=2),
+    "gemma-4-31b, shared layers": ENGINE,
+    "gemma-4-26b-a4b": ENGINE,
     "mistral-7b-v0.1": ENGINE,
     "mistral-7b-v0.3": ENGINE,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "odd vocabulary": {"vocab_size": 50257},
+    "shared layers": {"num_kv_shared_layers": 20, "hidden_size_per_layer_input": 256},
     "routing by scores": {"architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 128},
 }
 
