@@ -79,9 +79,15 @@ class StoreOnly:
         self.locations = torch.arange(rows, device="cuda")
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert k is not None and v is not None
+        assert k is not None and v is not None and sinks is None
         q, *_ = rotate_and_store(q, k, v, rotation, self.keys[layer], self.values[layer], self.locations, len(q))
         return q.flatten(1)
 

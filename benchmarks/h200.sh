@@ -33,6 +33,7 @@
 #   serve         25 s   a server with a tiny model: one question, metrics, and a clean exit
 #   online       420 s   a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
 #   moe           60 s   Qwen3-30B-A3B, decode at batch 1 and 64
+#   gpt-oss      150 s   gpt-oss-20b and 120b: workloads A and C
 #   fp8           90 s   FP8 blocks: workloads A and C on Qwen3-14B, C and C64 on Qwen3-30B-A3B
 #   load                 random load, $MINUTES (8) minutes
 #   tp2          500 s   on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
@@ -219,6 +220,10 @@ part() {
       $MINISGL models dummy qwen3-14b "$SCRATCH/14b"
       with_server "$OUT/serve-14b.log" "$SCRATCH/14b" --dummy-weights --max-model-len 12288 -- \
         replay 14b "${REQUESTS:-250}" 1.25 1.67 2.5
+      ;;
+    gpt-oss)
+      bench offline-gpt-oss-20b gpt-oss-20b 240 --workload A C --repeat 2
+      bench offline-gpt-oss-120b gpt-oss-120b 400 --workload A C
       ;;
     moe) bench offline-qwen3-30b-a3b qwen3-30b-a3b 240 --workload C C64 --repeat 2 ;;
     fp8)

@@ -37,6 +37,8 @@ class AttentionShape:
     """Factor of scores; None: head_dim ** -0.5."""
     softcap: float | None = None
     """c of c · tanh(score / c)."""
+    sinks: bool = False
+    """Heads have sinks, see `interface.Attention`."""
 
     @property
     def stored_dtype(self) -> torch.dtype:
@@ -72,8 +74,10 @@ class DecodeBackend(Protocol):
 
     def begin(self, batch: AttentionBatch) -> None: ...
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the attention of `q` [D, Hq, D] to `out` [D, Hq, D]."""
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
+        """Write the attention of `q` [D, Hq, D] to `out` [D, Hq, D]. `sinks` [Hq]: given if the shape has them."""
         ...
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
@@ -102,7 +106,14 @@ class PrefillBackend(Protocol):
     def begin(self, batch: AttentionBatch) -> None: ...
 
     def prefill(
-        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """Write the attention of `q` [T', Hq, D] to `out` [T', Hq, D]; `k` and `v` [T', Hkv, D] are the keys
         and values of the same T' prefill tokens, for kernels that read no prefix from the pool; like the numbers of

@@ -86,10 +86,12 @@ class BalancedDecode:
             window=self._shape.window,
         )
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
         batch = self._batch
         if few := self._other(batch.num_decode, batch.num_segments):
-            few.decode(layer, kv, q, out)
+            few.decode(layer, kv, q, out, sinks)
             return
         assert self._spans is not None
         self._kernels.balanced_decode(
@@ -106,6 +108,7 @@ class BalancedDecode:
             scales=kv.scales[layer],
             settings=self.settings,
             window=self._shape.window,
+            sinks=sinks,
         )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:

@@ -24,6 +24,8 @@ def why_not(shape: AttentionShape) -> str | None:
         return "it needs a CUDA device"
     if shape.softcap is not None:
         return "it does not bound scores"
+    if shape.sinks:
+        return "it has no sinks"
     if shape.window is not None:
         return "rows attend to different parts of a shared prefix through a sliding window"
     if torch.cuda.get_device_capability(shape.device)[0] < 8:
@@ -75,7 +77,9 @@ class CascadeDecode:
         self._batch = batch
         self._page_table = batch.page_table[batch.decode_slots]
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
         batch, tables = self._batch, self._batch.cascade
         assert tables is not None
         self._run(

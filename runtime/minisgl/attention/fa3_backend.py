@@ -132,10 +132,17 @@ class Fa3Prefill:
         self._located = [self._locate(batch, call) for call in self._calls] if self._copies else []
 
     def prefill(
-        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         if self._falls_back:
-            self._fallback.prefill(layer, kv, q, k, v, out)
+            self._fallback.prefill(layer, kv, q, k, v, out, sinks)
             return
         for number, (call, offsets) in enumerate(zip(self._calls, self._query_offsets, strict=True)):
             if self._copies:
@@ -144,11 +151,12 @@ class Fa3Prefill:
                 k, v, key_offsets = self._keys, self._values, located.offsets
             else:
                 key_offsets = offsets
-            attend_segments(
+            part = out[call.tokens]
+            sums = attend_segments(
                 q[call.tokens],
                 k,
                 v,
-                out[call.tokens],
+                part,
                 offsets,
                 key_offsets,
                 longest_query=call.longest_query,
@@ -157,6 +165,10 @@ class Fa3Prefill:
                 scale=self._shape.score_scale,
                 scales=kv.scales[layer],
             )
+            if sinks is not None:
+                from minisgl.kernels.attention.sinks_triton import scale_by_share
+
+                scale_by_share(part, sums, sinks, natural=True)
 
     def _prefers_fallback(self, lengths: IntArray, ends: IntArray) -> bool:
         if int(ends.max()) > (self._shape.window or math.inf):

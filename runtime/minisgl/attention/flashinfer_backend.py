@@ -37,6 +37,19 @@ def workspace(shape: AttentionShape) -> torch.Tensor:
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=shape.device)
 
 
+def _attend(
+    wrapper: Any, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None
+) -> None:
+    pools = kv.keys[layer], kv.values[layer]
+    if sinks is None:
+        wrapper.run(q, pools, out=out)
+        return
+    from minisgl.kernels.attention.sinks_triton import scale_by_share
+
+    _, sums = wrapper.run(q, pools, out=out, return_lse=True)
+    scale_by_share(out, sums, sinks, natural=False)
+
+
 class FlashInferDecode:
     name = "flashinfer"
 
@@ -88,8 +101,10 @@ class FlashInferDecode:
     def begin(self, batch: AttentionBatch) -> None:
         """Do nothing: `prepare` has planned everything."""
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
+        _attend(self._wrapper, layer, kv, q, out, sinks)
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
         return self.name
@@ -140,9 +155,16 @@ class FlashInferPrefill:
         """Do nothing: `prepare` has planned everything."""
 
     def prefill(
-        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> None:
-        self._wrapper.run(q, (kv.keys[layer], kv.values[layer]), out=out)
+        _attend(self._wrapper, layer, kv, q, out, sinks)
 
     def backend_for(self, *, prefix: bool) -> str:
         return self.name

@@ -70,10 +70,16 @@ class LayeredAttention:
             kind.begin(batch, locations)
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         kind, place = self._places[layer]
-        return self._kinds[kind].attend(place, q, k, v, rotation)
+        return self._kinds[kind].attend(place, q, k, v, rotation, sinks)
 
     def _with(self, kinds: Sequence[PagedAttention | None]) -> LayeredAttention | None:
         found = [kind for kind in kinds if kind is not None]

@@ -73,15 +73,21 @@ class PagedAttention:
             self._prefill.begin(batch)
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         batch = self._batch
         if k is None or v is None:
-            return self._attend_to_stored(layer, q, rotation)
+            return self._attend_to_stored(layer, q, rotation, sinks)
         d = batch.num_decode
         if d and isinstance(decoder := self._decoder(batch), SplitDecode) and decoder.rotates(batch):
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-            decoder.rotate_and_decode(layer, self._kv, q, k, v, rotation, out)
+            decoder.rotate_and_decode(layer, self._kv, q, k, v, rotation, out, sinks)
             return out.flatten(1)
         # Before any attention, for all tokens: a segment may start behind a prefix that another segment of the
         # same step computes.
@@ -91,24 +97,26 @@ class PagedAttention:
         )
         out = torch.empty_like(q)
         if d:
-            self._decoder(batch).decode(layer, self._kv, q[:d], out[:d])
+            self._decoder(batch).decode(layer, self._kv, q[:d], out[:d], sinks)
         if batch.num_segments:
-            self._prefill.prefill(layer, self._kv, q[d:], segment_keys, segment_values, out[d:])
+            self._prefill.prefill(layer, self._kv, q[d:], segment_keys, segment_values, out[d:], sinks)
         return out.flatten(1)
 
-    def _attend_to_stored(self, layer: int, q: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    def _attend_to_stored(
+        self, layer: int, q: torch.Tensor, rotation: Rotation, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Attention of a layer that has no keys and values of its own."""
         batch, kv = self._batch, self._kv
         d = batch.num_decode
         q = rotate_queries(q, rotation)
         out = torch.empty_like(q)
         if d:
-            self._decoder(batch).decode(layer, kv, q[:d], out[:d])
+            self._decoder(batch).decode(layer, kv, q[:d], out[:d], sinks)
         if batch.num_segments:
             # For kernels that read only prefixes from the pool.
             own = self._locations[d:]
             keys, values = (take(pool[layer].flatten(0, 1), own, q.dtype) for pool in (kv.keys, kv.values))
-            self._prefill.prefill(layer, kv, q[d:], keys, values, out[d:])
+            self._prefill.prefill(layer, kv, q[d:], keys, values, out[d:], sinks)
         return out.flatten(1)
 
     def _rows(self, batch: AttentionBatch) -> AttentionBatch:

@@ -85,11 +85,13 @@ class SplitDecode:
         if self._serving is not None:
             self._serving.begin(batch)
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
         if self._serving is not None:
-            self._serving.decode(layer, kv, q, out)
+            self._serving.decode(layer, kv, q, out, sinks)
         else:
-            self._run(layer, kv, q, out, None)
+            self._run(layer, kv, q, out, sinks, None)
 
     def rotates(self, batch: AttentionBatch) -> bool:
         """Whether `rotate_and_decode` serves the whole `batch`, which has begun."""
@@ -110,12 +112,21 @@ class SplitDecode:
         v: torch.Tensor,
         rotation: Rotation,
         out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         """`rotate_and_store` of q [D, Hq, D], k and v [D, Hkv, D], whose last two dimensions are contiguous, then
         `decode`."""
-        self._run(layer, kv, q, out, self._kernels.NewTokens(k, v, rotation))
+        self._run(layer, kv, q, out, sinks, self._kernels.NewTokens(k, v, rotation))
 
-    def _run(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, new: NewTokens | None) -> None:
+    def _run(
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        new: NewTokens | None,
+    ) -> None:
         batch = self._batch
         self._kernels.split_decode(
             q,
@@ -130,6 +141,7 @@ class SplitDecode:
             scale=self._scale,
             scales=kv.scales[layer],
             window=self._window,
+            sinks=sinks,
             new=new,
         )
 

@@ -59,7 +59,9 @@ class TorchDecode:
             self._groups.append((rows, locations, valid[:, None, None, :]))
             first = last
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
         scales = kv.scales[layer]
         scale = scales.key * self._scale
@@ -68,7 +70,8 @@ class TorchDecode:
             grouped = q[rows].unflatten(1, (keys.shape[1], -1))
             k = take(keys, locations, q.dtype).transpose(1, 2)
             v = take(values, locations, q.dtype).transpose(1, 2)
-            attended = _attend(grouped, k, v, mask, scale, self._softcap)
+            of_vectors = None if sinks is None else sinks.view(keys.shape[1], -1)
+            attended = _attend(grouped, k, v, mask, scale, self._softcap, of_vectors)
             out[rows] = attended.flatten(1, 2) * scales.value
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
@@ -112,7 +115,14 @@ class TorchPrefill:
             offset += length
 
     def prefill(
-        self, layer: int, kv: PagedKV, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor
+        self,
+        layer: int,
+        kv: PagedKV,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> None:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
         scales = kv.scales[layer]
@@ -124,6 +134,7 @@ class TorchPrefill:
                 mask,
                 scales.key * self._scale,
                 self._softcap,
+                None if sinks is None else sinks[:, None],
             )
             out[tokens] = attended[0].transpose(0, 1) * scales.value
 
@@ -132,18 +143,30 @@ class TorchPrefill:
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """q [B, Hq, T, D], k and v [B, Hkv, K, D] to [B, Hq, T, D]; without a mask, causal attention of K = T positions."""
-    if softcap is None:
+    """q [B, Hq, T, D], k and v [B, Hkv, K, D], sinks [Hq, T or 1] to [B, Hq, T, D]; without a mask, causal attention of
+    K = T positions."""
+    if softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     group = q.shape[1] // k.shape[1]
-    scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(-1, -2) * (scale / softcap)
+    scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    weights = torch.softmax((scores.tanh() * softcap).masked_fill(~mask, float("-inf")), dim=-1)
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[None, ..., None].expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
     return (weights @ v.float().repeat_interleave(group, 1)).to(q.dtype)
 
 

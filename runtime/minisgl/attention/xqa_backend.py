@@ -22,6 +22,8 @@ def why_not(shape: AttentionShape) -> str | None:
         return "it needs a CUDA device"
     if shape.softcap is not None:
         return "it does not bound scores"
+    if shape.sinks:
+        return "it has no sinks"
     if shape.stored_dtype != shape.dtype:
         return "it reads no FP8 KV cache"
     if torch.cuda.get_device_capability(shape.device)[0] not in (9, 10, 12):
@@ -54,7 +56,9 @@ class XqaDecode:
         self._block_tables = batch.page_table[batch.decode_slots]
         self._lengths = batch.decode_lengths
 
-    def decode(self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor) -> None:
+    def decode(
+        self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
+    ) -> None:
         self._run(
             q.contiguous(),
             (kv.keys[layer], kv.values[layer]),

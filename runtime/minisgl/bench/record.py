@@ -65,8 +65,9 @@ def model_key(
     model: str, tensor_parallel: int = 1, quantization: str | None = None, kv_cache_dtype: str = "auto"
 ) -> str:
     """Part of the names of a model's results, such as `qwen3_14b_fp8_kv_tp2`. `quantization`: its name; FP8 in blocks,
-    the most common one, is `fp8`. `kv`: the KV cache is in FP8, too."""
-    kinds = {None: "", "fp8-block": "_fp8", "fp8": "_fp8_channel"}
+    the most common one, is `fp8`; MXFP4, of models that have no other form, is not named. `kv`: the KV cache is in FP8,
+    too."""
+    kinds = {None: "", "mxfp4": "", "fp8-block": "_fp8", "fp8": "_fp8_channel"}
     kind = kinds.get(quantization, f"_{quantization}") + ("_kv" if kv_cache_dtype == "fp8" else "")
     ranks = f"_tp{tensor_parallel}" if tensor_parallel > 1 else ""
     return Path(model).name.lower().replace("-", "_") + kind + ranks

@@ -112,8 +112,10 @@ class Roofline:
             layer += self._linear(hidden, 2 * dense.intermediate_size // tp, rows, kind)
             layer += self._linear(dense.intermediate_size // tp, hidden, rows, kind)
             pointwise_width += dense.intermediate_size / tp
-        kv = step.kv_tokens * 2 * kv_width * self.kv_bytes
-        layer += self._operator(4 * step.pairs * heads, kv + 2 * rows * heads * _BYTES)
+        # With a window, as if all contexts were at least as long.
+        most = rows * of.window if of.window is not None else step.pairs
+        kv = min(step.kv_tokens, most) * 2 * kv_width * self.kv_bytes
+        layer += self._operator(4 * min(step.pairs, most) * heads, kv + 2 * rows * heads * _BYTES)
         # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.
         pointwise = (2 * 4 * hidden + 2 * qkv + 3 * pointwise_width) * _BYTES
         layer += rows * pointwise / self.hardware.bandwidth

@@ -141,6 +141,11 @@ class TensorParallel:
         part = count // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
+    def shard_of_blocks(self, count: int, block: int) -> slice:
+        """This rank's part of `count` items, in whole blocks of `block`; the last ranks may have less."""
+        part = -(-count // (block * self.size)) * block
+        return slice(min(self.rank * part, count), min((self.rank + 1) * part, count))
+
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over the ranks in place and return it. It must be contiguous."""
         if not tensor.numel():

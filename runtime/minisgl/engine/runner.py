@@ -50,6 +50,7 @@ def attention_shapes(
             window=None if of.window is None or of.window >= max_model_len else of.window,
             scale=of.scale,
             softcap=of.softcap,
+            sinks=of.sinks,
         )
         for of in (layer.attention for layer in config.layers)
     ]

@@ -135,10 +135,13 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         report.hopper_bytes = kept.num_bytes
         _check_shards(config, kept.dequantized_share, report)
     by_code: dict[str, list[Finding]] = {}
-    # Several parameters may have their parts of one tensor.
-    for source in {source.name: source for source in parameters.sources}.values():
-        report.num_parameters += math.prod(source.shape)
-        for name, spec in source.tensors.items():
+    counted: set[str] = set()
+    for source in parameters.sources:
+        report.num_parameters += source.num_taken
+        # Several sources may be parts of one tensor.
+        new = {name: spec for name, spec in source.tensors.items() if name not in counted}
+        counted |= new.keys()
+        for name, spec in new.items():
             try:
                 stored = check_tensor(name, spec, tensors)
             except ModelError as error:

@@ -29,8 +29,8 @@ class ColumnParallelLinear:
 def _new_bias(parameters: Parameters, projections: Sequence[Projection]) -> torch.Tensor:
     bias = parameters.new(sum(each.num_rows for each in projections))
     parts = bias.split([each.num_rows for each in projections])
-    for (name, out_features, rows, order), into in zip(projections, parts, strict=True):
-        parameters.add_source(f"{name}.bias", (out_features,), into, rows, order=order)
+    for each, into in zip(projections, parts, strict=True):
+        parameters.add_source(f"{each.name}.bias", (each.out_features,), into, each.rows, order=each.order)
     return bias
 
 

@@ -26,7 +26,10 @@ MAX_HEADER_BYTES: Final = 32 << 20
 """Longest header of a file in bytes, of a quarter of a million tensors. The format allows three times as much."""
 SERVED_WEIGHTS: Final = "model*.safetensors"
 """Names that Hugging Face's libraries give to weight files."""
-_ITEM_BYTES: Final[Mapping[str, int]] = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "I64": 8}
+_ITEM_BYTES: Final[Mapping[str, int]] = {
+    **{"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1},
+    **{"I8": 1, "U8": 1, "I32": 4, "I64": 8},
+}
 """Element types that can be loaded, for weights or as parts of quantized ones."""
 
 

@@ -13,13 +13,20 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.attention.rotation import Rotation, rotate
 from minisgl.kernels.pointwise.norm import rms_norm
-from minisgl.layers.activation import GATED_ACTIVATIONS, silu_and_mul
+from minisgl.layers import activation
+from minisgl.layers.activation import GATED_ACTIVATIONS, GatedActivation, silu_and_mul
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
 from minisgl.layers.norm import BlockNorm, ResidualSum, RMSNorm
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
-from minisgl.layers.weights.allocate import ExpertNames, allocate, allocate_experts, allocate_stacked_experts
+from minisgl.layers.weights.allocate import (
+    ExpertNames,
+    allocate,
+    allocate_experts,
+    allocate_interleaved_experts,
+    allocate_stacked_experts,
+)
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
@@ -27,6 +34,7 @@ from minisgl.layers.weights.weight import Projection, Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import (
     AttentionConfig,
+    ClampedGate,
     FeedForwardConfig,
     MoeConfig,
     QueryGrowth,
@@ -45,6 +53,10 @@ class SelfAttention:
         self._norm_kind = config.decoder.norm
         self._parallel = parallel
         local = parallel.shard(of.num_heads), local_kv_heads(of, parallel), local_kv_heads(of, parallel)
+        self._sinks = None
+        if of.sinks:
+            self._sinks = parameters.new(_length(local[0]))
+            parameters.add_source(f"{block}.sinks", (of.num_heads,), self._sinks, local[0])
         order = None if of.rope is None else of.rope.order(of.head_dim)
         parts = 1 if of.reuses_kv else 2 if of.key_is_value else 3
         assert order is None or not of.key_is_value, "values have the checkpoint's order of dimensions"
@@ -105,7 +117,7 @@ class SelfAttention:
         if v is not None and self._config.value_norm:
             v = rms_norm(v, None, self._norm_kind.eps)
         q, k, rotation = self._prepared(q, k, angles)
-        heads = attention.attend(self._layer, q, k, v, rotation)
+        heads = attention.attend(self._layer, q, k, v, rotation, self._sinks)
         if rows is not None:
             heads, residual = heads[rows], residual[rows]
         return self.out.forward(heads), residual
@@ -200,21 +212,40 @@ class SparseFeedForward:
         self.norm = _norm_before_feed_forward(config, parameters, layer)
         self._parallel = parallel
         self._moe = moe
-        self._activation = GATED_ACTIVATIONS[moe.activation]
+        self._activation: GatedActivation
+        if isinstance(moe.activation, ClampedGate):
+            self._activation = activation.ClampedGate(moe.activation.alpha, moe.activation.limit)
+        else:
+            self._activation = GATED_ACTIVATIONS[moe.activation]
         hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
         router = parameters.new(
             moe.num_experts, hidden, dtype=torch.float32 if routing.float32_router else parameters.dtype
         )
         parameters.add_source(f"{prefix}.{names.router}.weight", (moe.num_experts, hidden), router)
         self.router = DenseWeight(router)
+        self._router_bias = None
+        if moe.router_bias:
+            self._router_bias = parameters.replicated(f"{prefix}.{names.router}.bias", moe.num_experts)
         self._selection_bias = None
         if routing.selection_bias:
             self._selection_bias = parameters.new(moe.num_experts, dtype=torch.float32)
             shape = (1, moe.num_experts) if names.selection_bias_is_row else (moe.num_experts,)
             parameters.add_source(f"{prefix}.{names.selection_bias}", shape, self._selection_bias.view(shape))
+        self._biases = None
         if names.stacked is not None:
             gate_up, down = (f"{prefix}.{each}" for each in names.stacked)
             self.experts = allocate_stacked_experts(parameters, gate_up, down, moe.num_experts, hidden, size, part)
+        elif names.interleaved:
+            self.experts, self._biases = allocate_interleaved_experts(
+                parameters,
+                f"{prefix}.{names.experts}",
+                moe.num_experts,
+                hidden,
+                size,
+                parallel,
+                transposed=True,
+                biased=moe.expert_bias,
+            )
         else:
             each_expert = (f"{prefix}.{names.experts}.{i}" for i in range(moe.num_experts))
             self.experts = allocate_experts(
@@ -237,9 +268,9 @@ class SparseFeedForward:
         routing = self._moe.routing
         if routing.float32_router:
             x, residual = self.norm.forward(x, residual)
-            logits = self.router.product(x.float())
+            logits = self.router.product(x.float(), self._router_bias)
         else:
-            x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual))
+            x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual), self._router_bias)
         if routing.is_plain:
             out = mixture_of_experts(
                 x,
@@ -248,10 +279,11 @@ class SparseFeedForward:
                 self._activation,
                 self._moe.experts_per_token,
                 renormalize=routing.renormalize,
+                biases=self._biases,
             )
         else:
             chosen = route_by_scores(logits, self._selection_bias, self._moe.experts_per_token, routing)
-            out = run_experts(x, *chosen, *self.experts, self._activation)
+            out = run_experts(x, *chosen, *self.experts, self._activation, self._biases)
         if self._shared is not None:
             out = out + self._shared.forward(x)
         return self._parallel.all_reduce_sum(out), residual
@@ -294,6 +326,7 @@ class FeedForwardBesideExperts:
         of = config.layers[layer].feed_forward
         assert isinstance(of, FeedForwardConfig) and config.layers[layer].norms == "sandwich"
         self._moe, self._parallel, self._kind = moe, parallel, config.decoder.norm
+        assert isinstance(moe.activation, str)
         self._activation = GATED_ACTIVATIONS[moe.activation]
         self.dense = FeedForward(config, of, parallel, parameters, layer)
         self.dense_end, self.norm, self.experts_end = (

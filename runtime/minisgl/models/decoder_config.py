@@ -14,6 +14,14 @@ from minisgl.moe.routing_config import RoutingConfig
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
+class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
+    """Activation gate · sigmoid(alpha · gate) · (up + 1), with gate up to `limit` and up from −`limit` to `limit`
+    (gpt-oss)."""
+
+    alpha: float
+    limit: float
+
+
 class QueryGrowth(msgspec.Struct, frozen=True, kw_only=True):
     """Factor 1 + beta · ln(1 + ⌊position / original⌋) of queries, which keeps attention sharp in long contexts
     (Llama 4, Ministral 3)."""
@@ -43,6 +51,8 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     softcap: float | None = None
     """c of c · tanh(score / c), which bounds scores (Gemma 2, arXiv:2408.00118)."""
     query_growth: QueryGrowth | None = None
+    sinks: bool = False
+    """Each head has a learned score that takes part in the softmax and has no value (arXiv:2309.17453)."""
     value_norm: bool = False
     """RMS norm of each head of values, without a gain (Gemma 4)."""
     key_is_value: bool = False
@@ -72,12 +82,15 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: int
     intermediate_size: int
     """Intermediate size of one expert."""
-    activation: Activation
+    activation: Activation | ClampedGate
     routing: RoutingConfig
     shared: FeedForwardConfig | None = None
     """Feed-forward of every token, which is added to the sum of its experts."""
     shared_gate: bool = False
     """Multiply the output of `shared` with the sigmoid of a product of each token with a vector."""
+    router_bias: bool = False
+    expert_bias: bool = False
+    """Both projections of each expert have a bias."""
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +138,9 @@ class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
     stacked: tuple[str, str] | None = None
     """Instead of these, two tensors with all experts of a layer: gate and up projections [experts, 2 N, hidden], first
     the gates, and down projections [experts, hidden, N]."""
+    interleaved: bool = False
+    """Instead of these, a tensor `gate_up_proj`, in which gates and gated values take turns, and one `down_proj`, both
+    as [experts, in, out]; quantized ones as [experts, out, in]."""
     shared: str = "mlp.shared_experts"
     shared_gate: str = "mlp.shared_expert_gate"
 

@@ -39,14 +39,21 @@ def _normal(source: Source, dtype: torch.dtype, seed: int) -> torch.Tensor:
 def _place(source: Source) -> str:
     """Name of this rank's part. Ranks that hold the same one (with fewer KV heads than ranks) must generate the same
     values."""
-    return "/".join(str(take.start) for take in source.take)
+    place = "/".join(str(take.start) for take in source.take)
+    return place if source.stack is None else f"{source.stack.index}/{place}"
 
 
 def _fill_part(into: torch.Tensor, source: Source, seed: int) -> None:
     if into.device.type == "cpu":
-        into.copy_(in_order(random_tensor(source.name, source.shape, seed)[source.take], source.order))
+        into.copy_(in_order(_taken(source, seed), source.order))
     else:
         _fill(into, source.name, source.shape[-1], f"{seed}/{source.name}/{_place(source)}")
+
+
+def _taken(source: Source, seed: int) -> torch.Tensor:
+    if (stack := source.stack) is None:
+        return random_tensor(source.name, source.shape, seed)[source.take]
+    return stack.one(random_tensor(source.name, stack.shape(*source.shape), seed)[stack.take(source.take)])
 
 
 def _generator(device: torch.device, key: str) -> torch.Generator:

@@ -82,8 +82,7 @@ def load_weights(
 
 def _plan(source: Source, tensors: dict[str, StoredTensor]) -> _Read:
     stored = {name: check_tensor(name, spec, tensors) for name, spec in source.tensors.items()}
-    taken = (len(range(*part.indices(size))) for part, size in zip(source.take, source.shape, strict=True))
-    share = math.prod(taken) / math.prod(source.shape)
+    share = source.num_taken / math.prod(source.shape) / (1 if source.stack is None else source.stack.count)
     return _Read(source, stored, sum(round(each.bytes_of(math.prod(each.shape)) * share) for each in stored.values()))
 
 
@@ -107,7 +106,7 @@ def _read_batch(batch: Sequence[_Read], advance: Callable[[int], None]) -> None:
         files = _OpenFiles(stack)
         for read in batch:
             if read.source.format is None:
-                read.source.into.copy_(files.read(read.stored, read.source.name, read.source.take))
+                read.source.into.copy_(_read_part(read, files, read.source.name, read.source.take))
             else:
                 _fill(read, read.source.format, files)
             if read.source.order is not None:
@@ -138,13 +137,21 @@ class _OpenFiles:
         return tensor
 
 
+def _read_part(read: _Read, files: _OpenFiles, name: str, take: tuple[slice, ...]) -> torch.Tensor:
+    """Read a part of one of the tensors of a source."""
+    stack = read.source.stack
+    if stack is None:
+        return files.read(read.stored, name, take)
+    return stack.one(files.read(read.stored, name, stack.take(take)))
+
+
 def _fill(read: _Read, stored: WeightFormat, files: _OpenFiles) -> None:
     """Fill a parameter with a quantized weight, some rows at a time. Raises ModelError."""
     source, device = read.source, read.source.into.device
     layer = source.name.removesuffix("weight")
 
     def tensor(suffix: str, *take: slice) -> torch.Tensor:
-        return files.read(read.stored, f"{layer}{suffix}", take).to(device)
+        return _read_part(read, files, f"{layer}{suffix}", take).to(device)
 
     def fill(part: slice, place: slice) -> None:
         if source.kept is not None:
@@ -155,13 +162,14 @@ def _fill(read: _Read, stored: WeightFormat, files: _OpenFiles) -> None:
             raise NotFiniteError("weight")
         source.into[place].copy_(values)
 
-    rows, columns = (slice(*part.indices(size)[:2]) for part, size in zip(source.take, source.shape, strict=True))
+    columns = slice(*source.take[1].indices(source.shape[1])[:2])
+    rows = range(*source.take[0].indices(source.shape[0]))
     # Whole blocks, so that no scale is read twice.
     step = max(_CHUNK_WEIGHTS // source.shape[1] // BLOCK, 1) * BLOCK
-    for begin in range(rows.start, rows.stop, step):
-        part = slice(begin, min(begin + step, rows.stop))
+    for begin in range(0, len(rows), step):
+        part = rows[begin : begin + step]
         try:
-            fill(part, slice(begin - rows.start, part.stop - rows.start))
+            fill(slice(part.start, part[-1] + 1, part.step), slice(begin, begin + len(part)))
         except NotFiniteError as error:
             raise ModelError(
                 "corrupt_checkpoint",

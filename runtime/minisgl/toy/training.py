@@ -201,9 +201,15 @@ class _CausalRows:
         self._rows = rows
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert k is not None and v is not None
+        assert k is not None and v is not None and sinks is None
         q, k = rotation.apply(q, k)
         q, k, v = (part.view(self._rows, -1, *part.shape[1:]).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

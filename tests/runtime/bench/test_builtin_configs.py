@@ -9,6 +9,8 @@ from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import checkpoint_parameters
 
 _PARAMETERS = {
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt-oss-20b": 20_914_757_184,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,
     "mistral-7b-v0.1": 7_241_732_096,
@@ -29,9 +31,11 @@ def _parameters(config: ModelConfig) -> int:
     queries, keys = of.num_heads * of.head_dim, of.num_kv_heads * of.head_dim
     attention = hidden * (2 * queries + 2 * keys) + of.qkv_bias * (queries + 2 * keys)
     attention += 2 * of.head_dim * (of.query_key_norm is not None)
+    attention += of.output_bias * hidden + of.sinks * of.num_heads
     feed_forward = 3 * hidden * config.layers[0].feed_forward.intermediate_size
     if config.moe is not None:
-        feed_forward = config.moe.num_experts * hidden * (3 * config.moe.intermediate_size + 1)
+        biases = config.moe.router_bias + config.moe.expert_bias * (2 * config.moe.intermediate_size + hidden)
+        feed_forward = config.moe.num_experts * (hidden * (3 * config.moe.intermediate_size + 1) + biases)
     layer = attention + feed_forward + 2 * hidden
     embeddings = config.vocab_size * hidden * (1 if config.decoder.tied_embeddings else 2)
     return config.num_layers * layer + embeddings + hidden

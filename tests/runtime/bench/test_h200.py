@@ -131,5 +131,7 @@ def test_names_of_models_in_results() -> None:
     # Results of a quantized model must not replace those of its original.
     names = [model_key("qwen3-14b", quantization=each) for each in ("fp8-block", "fp8", "int4")]
     assert names == ["qwen3_14b_fp8", "qwen3_14b_fp8_channel", "qwen3_14b_int4"]
+    # It has no other form.
+    assert model_key("gpt-oss-20b", quantization="mxfp4") == "gpt_oss_20b"
     assert model_key("qwen3-14b", 2, "fp8-block") == "qwen3_14b_fp8_tp2"
     assert model_key("qwen3-14b", quantization="fp8-block", kv_cache_dtype="fp8") == "qwen3_14b_fp8_kv"

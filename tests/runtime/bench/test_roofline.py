@@ -44,6 +44,8 @@ def test_offline_batch(name: str, tokens_per_second: float) -> None:
         ("gemma-4-26b-a4b", 1, 1, 1.834),
         ("gemma-4-31b", 1, 1, 14.50),
         ("mistral-small-24b", 1, 1, 10.70),
+        ("gpt-oss-20b", 1, 1, 0.870),
+        ("gpt-oss-120b", 1, 1, 1.175),
         ("qwen3-32b", 4, 1, 3.74),
         ("qwen3-32b", 2, 1, 7.48),
     ],

@@ -34,6 +34,7 @@ CASES = {
     "qwen3-0.6b, odd vocabulary": ENGINE,
     "qwen3-14b": ENGINE,
     "qwen3-30b-a3b": ENGINE,
+    "gpt-oss-20b": ENGINE,
     "qwen3-30b-a3b, routing by scores": ENGINE,
     "llama-3.2-1b": ENGINE,
     "llama-3.2-1b, few rows": replace(ENGINE, max_running=7, page_size=16),

@@ -53,8 +53,8 @@ def test_four_programs_fit_on_a_hopper_multiprocessor(
     group: int, columns: int, block: int, stages: int, kind: str, window: int
 ) -> None:
     tiles = map_type(kind, block, columns, swizzle=min(128, 2 * columns))
-    constants = {"KV_HEADS": 8, "GROUP": group, "STAGES": stages, "WINDOW": window, "PDL": True}
-    types = {"keys": tiles, "values": tiles, "rows": "i32", "q": "*bf16", "result": "*bf16"}
+    constants = {"KV_HEADS": 8, "GROUP": group, "STAGES": stages, "WINDOW": window, "SINKS": True, "PDL": True}
+    types = {"keys": tiles, "values": tiles, "rows": "i32", "q": "*bf16", "sinks": "*bf16", "result": "*bf16"}
     types |= dict.fromkeys(("scale", "value_scale"), "fp32") | dict.fromkeys(("parts", "sums"), "*fp32")
     shared = compiled(_attend, types, constants, options={"num_warps": 1}).metadata.shared
     assert 4 * (shared + RESERVED) <= SHARED_MEMORY

@@ -46,6 +46,13 @@ def test_tiles_of_experts_in_int4_fit_into_shared_memory(pairs_per_expert: int, 
     compile_kernels(choose_tiles(pairs_per_expert, 768, quantized=True), 768, 90, SHARED_MEMORY, types, groups=groups)
 
 
+@pytest.mark.parametrize("pairs_per_expert", [8, 16, 32])
+def test_tiles_of_experts_in_mxfp4_fit_into_shared_memory(pairs_per_expert: int) -> None:
+    types = {"weight": "*i32", "scales": "*u8"}
+    tiles = choose_tiles(pairs_per_expert, 2880, quantized=True)
+    compile_kernels(tiles, 2880, 90, SHARED_MEMORY, types, groups=4, hidden=2880, limit=7.0)
+
+
 @pytest.mark.parametrize("groups", [0, 1, 2])
 @pytest.mark.parametrize("width", [768, 384])
 def test_the_kernels_for_rows_of_experts_compile_for_hopper(width: int, groups: int) -> None:
@@ -68,17 +75,28 @@ def compile_kernels(
     *,
     scaled: int = 0,
     groups: int = 0,
+    hidden: int = 2048,
+    limit: float = 0.0,
 ) -> None:
+    """`limit`: that of the activation; then there are biases."""
     common = {"WIDTH": width, "ROWS": tiles.rows, "SCALED": scaled, "GROUPS": groups, "PDL": architecture >= 90}
+    common |= {"BIAS": limit > 0}
     for kernel, sizes in (
         (
             grouped_gemm_triton._gate_up,
-            {"INPUTS": 2048, "TOP_K": 8, "BLOCK_N": tiles.gate_up_outputs, "BLOCK_K": tiles.gate_up_inputs},
+            {
+                "INPUTS": hidden,
+                "TOP_K": 8,
+                "BLOCK_N": tiles.gate_up_outputs,
+                "BLOCK_K": tiles.gate_up_inputs,
+                "ALPHA": 1.702,
+                "LIMIT": limit,
+            },
         ),
-        (grouped_gemm_triton._down, {"OUTPUTS": 2048, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
+        (grouped_gemm_triton._down, {"OUTPUTS": hidden, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),
     ):
         constants = common | sizes
-        types = dict.fromkeys(("x", "weight", "scales", "out"), "*bf16") | {"tokens": "i32"}
+        types = dict.fromkeys(("x", "weight", "scales", "bias", "out"), "*bf16") | {"tokens": "i32"}
         types |= weight_types or {}
         options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
         # What is copied ahead takes the memory.

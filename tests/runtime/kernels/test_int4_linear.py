@@ -127,14 +127,26 @@ def test_the_kernel_for_one_row_compiles_for_hopper(inputs: int, gated: bool, gr
     assert compiled(_int4_row, types, constants, default="i32", options={"num_warps": tile.warps}).asm["cubin"]
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("width", [768, 384])
-def test_the_kernels_for_experts_compile_for_hopper(width: int, groups: int) -> None:
-    types = dict.fromkeys(("x", "logits", "out"), "*bf16") | dict.fromkeys(("weight", "scales"), "*i32")
-    sizes = {"HIDDEN": 2048, "WIDTH": width, "EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "GROUPS": groups, "PDL": True}
+@pytest.mark.parametrize(
+    ("hidden", "width", "groups", "top_k", "down_warps", "mxfp4"),
+    [
+        *((2048, width, groups, 8, 8, False) for width in (768, 384) for groups in (1, 2)),
+        # gpt-oss: whole, and one of two ranks.
+        (2880, 2880, 1, 4, 16, True),
+        (2880, 1472, 1, 4, 8, True),
+    ],
+)
+def test_the_kernels_for_experts_compile_for_hopper(
+    hidden: int, width: int, groups: int, top_k: int, down_warps: int, mxfp4: bool
+) -> None:
+    types = dict.fromkeys(("x", "logits", "bias", "out"), "*bf16") | {"weight": "*i32"}
+    types |= {"scales": "*u8" if mxfp4 else "*i32"}
+    sizes = {"HIDDEN": hidden, "WIDTH": width, "EXPERTS": 128, "BLOCK": 128, "TOP_K": top_k, "GROUPS": groups}
+    sizes |= {"BIAS": mxfp4, "PDL": True}
+    assert gemv_gluon._down_warps(top_k * width, mxfp4) == down_warps
     for kernel, warps, more in (
-        (gemv_gluon._gate_up, gemv_gluon._WARPS, {}),
-        (gemv_gluon._down, gemv_gluon._INT4_DOWN_WARPS, {"RENORMALIZE": False}),
+        (gemv_gluon._gate_up, gemv_gluon._WARPS, {"ALPHA": 1.702, "LIMIT": 7.0 if mxfp4 else 0.0}),
+        (gemv_gluon._down, down_warps, {"RENORMALIZE": mxfp4}),
     ):
         assert compiled(kernel, types, sizes | more, options={"num_warps": warps}).asm["cubin"]
 

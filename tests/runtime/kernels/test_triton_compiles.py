@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("triton")
 
 from minisgl.kernels import one_shot_all_reduce_triton
-from minisgl.kernels.attention import gather_keys_triton, rotary_triton, split_kv_decode_triton
-from minisgl.kernels.experts import gemv_gluon, grouped_gemm_triton, routing_gluon, routing_triton
-from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp8_gemv_gluon
+from minisgl.kernels.attention import gather_keys_triton, rotary_triton, sinks_triton, split_kv_decode_triton
+from minisgl.kernels.experts import gate_rows_triton, gemv_gluon, grouped_gemm_triton, routing_gluon, routing_triton
+from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp4_dequantize_triton, fp8_gemv_gluon
 from minisgl.kernels.pointwise import activation_triton, norm_triton, step_inputs_triton
 from minisgl.kernels.sampling import sample_triton
 from support.kernels.compiled_kernel import compiled
@@ -23,10 +23,11 @@ FP8S = "*fp8e4nv"
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
 EXPERTS = dict.fromkeys(
-    ("x", "weight", "scales", "out", "chosen", "shares", "logits", "weights"), HALVES
+    ("x", "weight", "scales", "bias", "out", "chosen", "shares", "logits", "weights"), HALVES
 ) | dict.fromkeys(("pairs", "tokens", "width"), INT)
 FP8_EXPERTS = EXPERTS | {"weight": FP8S, "scales": FLOATS}
 CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
+PLAIN = {"BIAS": False, "ALPHA": 1.0, "LIMIT": 0.0}
 SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
 
 
@@ -125,17 +126,31 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 (7, 64, 0, False, False, FP8S),
             )
         ),
+        *(
+            (
+                split_kv_decode_triton._whole,
+                {"parts": FLOATS, "sums": FLOATS, "sinks": HALVES, "result": HALVES, "value_scale": FLOAT},
+                {"HEADS": 64, "HEAD_DIM": 128, "SPLITS": 32, "SINKS": sinks, "PDL": True},
+            )
+            for sinks in (False, True)
+        ),
         (
-            split_kv_decode_triton._whole,
-            {"parts": FLOATS, "sums": FLOATS, "result": HALVES, "value_scale": FLOAT},
-            {"HEAD_DIM": 128, "SPLITS": 32, "PDL": True},
+            sinks_triton._scale_by_share,
+            {"out": HALVES, "sums": FLOATS, "sinks": HALVES, "unit": FLOAT}
+            | dict.fromkeys(("vectors", "token_stride", "head_stride"), INT),
+            {"HEADS": 64, "HEAD_DIM": 64, "VECTORS": 8, "COLUMNS": 64, "PDL": True},
+        ),
+        (
+            fp4_dequantize_triton._dequantize,
+            {"words": "*i32", "scales": "*u8", "out": HALVES, "steps": INT, "inputs": INT},
+            {},
         ),
         *(
             (kernel, EXPERTS, CHOICE | {"RENORMALIZE": renormalize} | sizes)
             for renormalize in (False, True)
             for kernel, sizes in (
                 (routing_gluon._route, {}),
-                (gemv_gluon._down, {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0}),
+                (gemv_gluon._down, {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0, "BIAS": False}),
             )
         ),
         *(
@@ -146,19 +161,19 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
             for sigmoid, biased in ((True, True), (False, True), (False, False))
         ),
-        (gemv_gluon._gate_up, EXPERTS, CHOICE | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0}),
+        (gemv_gluon._gate_up, EXPERTS, CHOICE | PLAIN | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0}),
         *(
             (
                 gemv_gluon._down,
                 FP8_EXPERTS,
-                CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0, "RENORMALIZE": renormalize},
+                CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0, "BIAS": False, "RENORMALIZE": renormalize},
             )
             for renormalize in (False, True)
         ),
         (
             gemv_gluon._gate_up,
             FP8_EXPERTS,
-            CHOICE | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0},
+            CHOICE | PLAIN | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0},
         ),
         *(
             (
@@ -186,17 +201,26 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             grouped_gemm_triton._gate_up,
             EXPERTS,
             {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
-            | {"SCALED": 0, "GROUPS": 0, "PDL": True},
+            | {"SCALED": 0, "GROUPS": 0, "PDL": True, **PLAIN},
         ),
         (
             grouped_gemm_triton._down,
             EXPERTS,
             {"WIDTH": 96, "OUTPUTS": 2048, "ROWS": 32, "BLOCK_N": 128, "BLOCK_K": 32}
-            | {"SCALED": 0, "GROUPS": 0, "PDL": True},
+            | {"SCALED": 0, "GROUPS": 0, "BIAS": False, "PDL": True},
         ),
         *(
-            (grouped_gemm_triton._weighted_sum, EXPERTS, {"TOP_K": 8, "PLACED": placed, "BLOCK": 1024, "PDL": True})
+            (
+                grouped_gemm_triton._weighted_sum,
+                EXPERTS,
+                {"TOP_K": 8, "PLACED": placed, "BIAS": placed, "BLOCK": 1024, "PDL": True},
+            )
             for placed in (False, True)
+        ),
+        (
+            gate_rows_triton._gate_rows,
+            EXPERTS | {"product": HALVES},
+            {"BLOCK": 1024, "ALPHA": 1.7, "LIMIT": 7.0, "PDL": True},
         ),
         (
             dense_skinny_triton._matrix,

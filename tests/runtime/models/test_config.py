@@ -113,7 +113,7 @@ def test_yarn_extends_the_length_of_pre_training() -> None:
     [
         ("unsupported_architecture", {"architectures": ["GPT2LMHeadModel"]}, "Qwen3MoeForCausalLM"),
         ("unsupported_architecture", {"architectures": None}, "LlamaForCausalLM"),
-        ("quantized_checkpoint", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ("quantized_checkpoint", {"quantization_config": {"quant_method": "gguf"}}, "gguf"),
         ("unsupported_rope", {"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "dynamic"),
         ("invalid_config", {"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "short_factor"),
         (

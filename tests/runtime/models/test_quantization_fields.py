@@ -103,7 +103,6 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt"),

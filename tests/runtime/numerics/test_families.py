@@ -34,6 +34,7 @@ _CASES = (
     Case("gemma3", 7, "hit", True, 16, "others", True),
     Case("gemma4", 7, "hit", True, 16, "others", True),
     Case("gemma4, shared layers", 64, "hit", True, 16, "others", True),
+    Case("gpt-oss", 7, "hit", True, 16, "others", True),
 )
 
 

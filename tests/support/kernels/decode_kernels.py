@@ -19,12 +19,15 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.attention.batch import PagedKV
-from minisgl.kernels.attention import split_kv_decode_triton
+from minisgl.kernels.attention import sinks_triton, split_kv_decode_triton
 from minisgl.kernels.attention.rotary_triton import rotate_and_store_cuda
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.kernels.attention.stored_kv import FP8, KVScales, as_stored
+from minisgl.kernels.experts import gate_rows_triton, grouped_gemm_triton
+from minisgl.kernels.experts.gate import Gate
 from minisgl.kernels.linear import dense_skinny_triton
 from minisgl.kernels.pointwise.norm import rms_norm
+from minisgl.layers.activation import ClampedGate
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
@@ -193,6 +196,7 @@ def check_split_decode(
     dtype: torch.dtype,
     window: int | None = None,
     kv_dtype: torch.dtype | None = None,
+    sinks: bool = False,
 ) -> None:
     shape = attention_shape(
         query_heads=kv_heads * group,
@@ -204,12 +208,42 @@ def check_split_decode(
         device=device.type,
         window=window,
         kv_dtype=kv_dtype,
+        sinks=sinks,
     )
     dense = DenseCase(shape, Sequences(decode=lengths))
     dense.store()
     out = _split_decode(dense, dense.q, dense.kv, window, None)
     error = (out.flatten(1).double().cpu() - dense.expected()).abs().max()
     assert error < (2e-2 if dtype is torch.bfloat16 else 2e-3), f"error {float(error):.3g}"
+
+
+def check_sinks(device: torch.device, *, dtype: torch.dtype, natural: bool) -> None:
+    scores = draw(7, 5, 40, dtype=torch.float32, device=device, scale=3.0)
+    values, sinks = draw(5, 40, 24, dtype=torch.float32, device=device), draw(5, dtype=dtype, device=device, scale=2.0)
+    with_sink = torch.cat((scores, sinks.float()[None, :, None].expand(7, 5, 1)), dim=-1)
+    expected = torch.einsum("thk,hkd->thd", with_sink.softmax(-1)[..., :-1], values)
+    out = torch.einsum("thk,hkd->thd", scores.softmax(-1), values).to(dtype).contiguous()
+    sums = scores.logsumexp(-1) * (1.0 if natural else math.log2(math.e))
+    # FlashAttention has heads first.
+    sinks_triton.scale_by_share(out, sums.T.contiguous().T if natural else sums, sinks, natural=natural)
+    torch.testing.assert_close(out.float(), expected, atol=2e-3, rtol=8e-3)
+
+
+def check_gated_rows(device: torch.device, *, dtype: torch.dtype) -> None:
+    product, bias = draw(9, 48, dtype=dtype, device=device, scale=2.0), draw(5, 48, dtype=dtype, device=device)
+    experts = torch.tensor([0, 0, 1, 2, 2, 2, 4, 4, 4], device=device)
+    ours = gate_rows_triton.gate_rows(product, experts, bias, Gate(1.7, 1.5))
+    expected = ClampedGate(alpha=1.7, limit=1.5)(product.double() + bias.double()[experts])
+    torch.testing.assert_close(ours.double(), expected, atol=2e-3, rtol=8e-3)
+
+
+def check_weighted_sum(device: torch.device, *, dtype: torch.dtype) -> None:
+    chosen, weights = draw(6, 40, dtype=dtype, device=device), draw(3, 2, dtype=dtype, device=device)
+    bias, experts = draw(5, 40, dtype=dtype, device=device), torch.tensor([[4, 1], [0, 3], [2, 4]], device=device)
+    places = torch.tensor([5, 0, 3, 1, 2, 4], device=device)
+    ours = grouped_gemm_triton.weighted_sum(chosen, weights, places, experts, bias)
+    rows = (chosen.double()[places] + bias.double()[experts.flatten()]).view(3, 2, 40)
+    torch.testing.assert_close(ours.double(), (rows * weights.double()[..., None]).sum(1), atol=2e-3, rtol=8e-3)
 
 
 def _split_decode(
@@ -230,6 +264,7 @@ def _split_decode(
         scale=q.shape[2] ** -0.5 * math.log2(math.e),
         scales=kv.scales[0],
         window=window,
+        sinks=dense.sinks,
         new=new,
     )
     return out
@@ -348,6 +383,14 @@ def _cases() -> dict[str, Case]:
             check_split_decode, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim,
             page_size=page_size, dtype=half, window=window, kv_dtype=kv_dtype,
         )  # fmt: skip
+    cases["split decode with sinks"] = partial(
+        check_split_decode, lengths=(1, 2, 33, 300), kv_heads=2, group=8, head_dim=64, page_size=32, dtype=half,
+        window=40, sinks=True,
+    )  # fmt: skip
+    cases["biases and activation of experts"] = partial(check_gated_rows, dtype=half)
+    cases["sum of experts with biases"] = partial(check_weighted_sum, dtype=half)
+    for natural in (False, True):
+        cases[f"sinks behind another kernel, natural={natural}"] = partial(check_sinks, dtype=half, natural=natural)
     for lengths, kv_heads, group, head_dim, norm, window, *stored in (
         ((1, 2, 33, 300), 2, 7, 64, False, None),
         ((129, 128), 1, 2, 128, True, None),

@@ -41,6 +41,7 @@ def attention_shape(
     device: str,
     window: int | None = None,
     kv_dtype: torch.dtype | None = None,
+    sinks: bool = False,
 ) -> AttentionShape:
     return AttentionShape(
         query_heads=query_heads,
@@ -52,10 +53,13 @@ def attention_shape(
         device=torch.device(device),
         window=window,
         kv_dtype=kv_dtype,
+        sinks=sinks,
     )
 
 
-def small_shape(page_size: int = 16, window: int | None = None, kv_dtype: torch.dtype | None = None) -> AttentionShape:
+def small_shape(
+    page_size: int = 16, window: int | None = None, kv_dtype: torch.dtype | None = None, sinks: bool = False
+) -> AttentionShape:
     """A shape for backends on a CPU, with sequences of up to 256 tokens."""
     return attention_shape(
         query_heads=4,
@@ -67,6 +71,7 @@ def small_shape(page_size: int = 16, window: int | None = None, kv_dtype: torch.
         device="cpu",
         window=window,
         kv_dtype=kv_dtype,
+        sinks=sinks,
     )
 
 
@@ -139,6 +144,7 @@ class DenseCase:
         )
         self._starts = [start for start, _ in new_tokens]
         self.q, self.k, self.v = (torch.cat(part).to(device) for part in (queries, new_keys, new_values))
+        self.sinks = torch.linspace(-2.0, 6.0, shape.query_heads, dtype=dtype, device=device) if shape.sinks else None
         self.locations = torch.from_numpy(np.concatenate(locations)).to(device)
         self.scales = KVScales(0.03, 0.07) if shape.stored_dtype == FP8 else KVScales()
         self.kv = PagedKV(
@@ -189,7 +195,7 @@ class DenseCase:
         attention.begin(self.batch, self.locations)
         no_turn = torch.zeros(len(self.q), self.shape.head_dim, device=self.shape.device)
         no_turn[:, : self.shape.head_dim // 2] = 1.0
-        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn))
+        return attention.attend(0, self.q, self.k, self.v, Rotation(no_turn), self.sinks)
 
     def expected(self) -> torch.Tensor:
         """[T, Hq * D] float64 on the CPU."""
@@ -201,6 +207,9 @@ class DenseCase:
             scores = torch.einsum("qhd,khd->hqk", q.double(), wide_k) * self.shape.head_dim**-0.5
             distance = torch.arange(start, len(k))[:, None] - torch.arange(len(k))[None]
             hidden = (distance < 0) | (distance >= (self.shape.window or len(k)))
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if self.sinks is not None:
+                scores = torch.cat((scores, self.sinks.double().cpu()[:, None, None].expand(-1, len(q), 1)), dim=-1)
+            weights = scores.softmax(-1)[..., : len(k)]
             results.append(torch.einsum("hqk,khd->qhd", weights, wide_v).flatten(1))
         return torch.cat(results)

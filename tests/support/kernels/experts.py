@@ -9,10 +9,14 @@ import torch
 
 from minisgl.kernels.linear.int4_packed import pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX
-from minisgl.layers.activation import silu_and_mul
+from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.weights.allocate import ExpertBiases
+from minisgl.layers.weights.formats import Mxfp4Blocks
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.int4 import Int4Weight
+from minisgl.layers.weights.mxfp4 import Mxfp4Weight
 from minisgl.moe.experts import experts_one_by_one
+from support.numerics.mxfp4 import in_mxfp4 as store_in_mxfp4
 
 if TYPE_CHECKING:
     from minisgl.kernels.build.triton import Launches
@@ -59,6 +63,31 @@ def in_int4(weight: torch.Tensor, group_size: int) -> Int4Weight:
     return Int4Weight(words.unflatten(0, (experts, -1)), packed.unflatten(0, (experts, -1)))
 
 
+def in_mxfp4(weight: torch.Tensor, projections: int = 1) -> Mxfp4Weight:
+    """[experts, out, in], whose outputs are those of equal `projections`, each padded by itself."""
+    experts, outputs, inputs = weight.shape
+    rows = outputs // projections
+    padded = -(-rows // Mxfp4Weight.row_multiple) * Mxfp4Weight.row_multiple
+    found = Mxfp4Weight.new(
+        lambda *shape, dtype: torch.empty(shape, dtype=dtype, device=weight.device),
+        Mxfp4Blocks(), experts, projections * padded, inputs,
+    )  # fmt: skip
+    for expert in range(experts):
+        for projection in range(projections):
+            part = weight[expert, projection * rows : (projection + 1) * rows]
+            stored = dict(zip(("_blocks", "_scales"), store_in_mxfp4(part.cpu()), strict=True))
+            place = slice(projection * padded, projection * padded + rows)
+            _load(found.part(expert), stored, slice(0, rows), slice(0, inputs), place)
+    return found
+
+
+def _load(weight: Mxfp4Weight, stored: dict[str, torch.Tensor], rows: slice, columns: slice, place: slice) -> None:
+    def read(name: str, *take: slice) -> torch.Tensor:
+        return stored[name][take].to(weight.values.device)
+
+    weight.load(Mxfp4Blocks(), read, rows, columns, place)
+
+
 def exact_int4(weight: Int4Weight) -> torch.Tensor:
     """[experts, out, in] in float32."""
     numbers = unpack_words(weight.values.flatten(0, 1))
@@ -91,7 +120,11 @@ def by_plain_torch(
     experts: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
+    *,
+    activation: GatedActivation = silu_and_mul,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Computed in `dtype`: [tokens, hidden]."""
-    chosen = experts_one_by_one(x.to(dtype), experts, gate_up.to(dtype), down.to(dtype), silu_and_mul)
+    wide = None if biases is None else ExpertBiases(*(each.to(dtype) for each in biases))
+    chosen = experts_one_by_one(x.to(dtype), experts, gate_up.to(dtype), down.to(dtype), activation, wide)
     return (chosen * shares.to(dtype).unsqueeze(-1)).sum(1)

@@ -34,6 +34,7 @@ class Case:
     spans: int = 5
     window: int | None = None
     fp8: bool = False
+    sinks: bool = False
     late: bool = True
     """Copies arrive when they are waited for; False: as soon as they are begun."""
 
@@ -68,6 +69,8 @@ CASES = {
     "FP8": Case(MANY, fp8=True, group=5, spans=7),
     "FP8, wide heads": Case((140, 150, 129), fp8=True, head_dim=128, stages=6),
     "FP8, a window": Case(MANY, fp8=True, window=70, spans=7),
+    "sinks": Case((0, *MANY), sinks=True),
+    "sinks and a window of FP8": Case(MANY, sinks=True, window=70, fp8=True, group=8, spans=7),
 }
 
 
@@ -271,8 +274,9 @@ def _run(kernel: Any, programs: tuple[int, int], arguments: dict[str, Any], *, l
             names["start_next"] = names["wait_for_previous"] = lambda PDL: None
             names["mma_v2"] = lambda x, y, total: (x.double() @ y.double()).float() + total
             names["_halves"] = _halves
-            names["_QUERY_SHRINK"] = module._QUERY_SHRINK.value
-            for helper in ("_copy", "_add", "_store"):
+            for constant in ("_QUERY_SHRINK", "_LOG2_E"):
+                names[constant] = getattr(module, constant).value
+            for helper in ("_copy", "_add", "_share_beside_sink", "_store"):
                 names[helper] = types.FunctionType(getattr(module, helper).fn.__code__, names)
             types.FunctionType(kernel.fn.__code__, names)(**arguments)
 
@@ -292,6 +296,7 @@ def largest_error(case: Case) -> float:
         device="cpu",
         window=case.window,
         kv_dtype=FP8 if case.fp8 else None,
+        sinks=case.sinks,
     )
     # A row without a token is not one that is dense; its result is 0.
     dense = DenseCase(shape, Sequences(decode=[max(length, 1) for length in case.decode]))
@@ -311,6 +316,7 @@ def largest_error(case: Case) -> float:
         matrix = matrix.view(torch.int16) if case.fp8 else matrix
         pools.append(_Tiles(matrix, case.block, case.head_dim // (1 + case.fp8)))
     pointers = dict(q=dense.q, lengths=lengths, parts=parts, sums=parts[..., 0].clone(), arrivals=arrivals, result=out)
+    pointers |= dict(sinks=parts if dense.sinks is None else dense.sinks)
     arguments: dict[str, Any] = dict(zip(("keys", "values"), pools, strict=True)) | {
         name: _Pointer(memory) for name, memory in (pointers | spans._asdict()).items()
     }
@@ -318,7 +324,7 @@ def largest_error(case: Case) -> float:
     arguments |= dict(rows=rows, scale=scale * (module._QUERY_SHRINK.value if case.fp8 else 1), PDL=False)
     arguments |= dict(value_scale=dense.scales.value)
     arguments |= dict(KV_HEADS=kv_heads, GROUP=case.group, STAGES=case.stages)
-    arguments |= dict(WINDOW=case.window or 0)
+    arguments |= dict(WINDOW=case.window or 0, SINKS=case.sinks)
     _run(_attend, (kv_heads, case.spans), arguments, late=case.late)
     if arrivals.any():
         return -1.0

@@ -9,8 +9,13 @@ import json
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from support.kernels.experts import Sizes, by_plain_torch, choices, draw, exact_int4, in_fp8, in_int4
+from minisgl.kernels.experts.gate import SILU, Gate
+from minisgl.layers.activation import ClampedGate, GatedActivation, silu_and_mul
+from minisgl.layers.weights.allocate import ExpertBiases
+from minisgl.layers.weights.mxfp4 import Mxfp4Weight
+from support.kernels.experts import Sizes, by_plain_torch, choices, draw, exact_int4, in_fp8, in_int4, in_mxfp4
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
 
 
@@ -23,9 +28,14 @@ class Case(NamedTuple):
     """Weights are in FP8 blocks."""
     int4: int = 0
     """Weights have 4 bits, in groups of so many inputs."""
+    mxfp4: bool = False
+    clamped: bool = False
+    """The activation is gpt-oss's, and both projections have biases."""
 
 
 DEFAULT = Case(1).sizes
+HALF_PIECES = Sizes(hidden=192, width=96, experts=6, top_k=2)
+"""Neither is a multiple of 128, nor the width of 64."""
 IN_BLOCKS = Sizes(hidden=256, width=128, experts=16, top_k=2)
 CASES = {
     "one token": Case(1),
@@ -41,6 +51,10 @@ CASES = {
     "one token, INT4": Case(1, IN_BLOCKS, int4=128),
     "more tokens of an expert than a tile has, INT4": Case(40, IN_BLOCKS, crowded=True, int4=128),
     "groups of 64, INT4": Case(40, IN_BLOCKS._replace(experts=6), int4=64),
+    "biases and a clamped activation": Case(9, DEFAULT._replace(hidden=256), clamped=True),
+    "one token, MXFP4": Case(1, HALF_PIECES, mxfp4=True, clamped=True),
+    "more tokens of an expert than a tile has, MXFP4": Case(40, HALF_PIECES, crowded=True, mxfp4=True, clamped=True),
+    "tiles of 32 tokens, MXFP4": Case(40, IN_BLOCKS._replace(experts=6), mxfp4=True),
 }
 
 
@@ -53,6 +67,14 @@ def error(case: Case) -> float:
     if case.crowded:
         experts[:] = experts[0].clone()
     shares = torch.rand(experts.shape, generator=torch.Generator().manual_seed(0)).half()
+    gate, biases = SILU, None
+    activation: GatedActivation = silu_and_mul
+    if case.clamped:
+        activation = ClampedGate(alpha=1.7, limit=0.8)
+        gate = Gate(1.7, 0.8)
+        generator = torch.Generator().manual_seed(1)
+        outputs = gate_up.shape[1], case.sizes.hidden
+        biases = ExpertBiases(*(torch.randn(len(down), each, generator=generator).half() for each in outputs))
     if case.fp8:
         fp8_gate_up, fp8_down = in_fp8(gate_up), in_fp8(down)
         assert fits(x, fp8_down.values)
@@ -65,10 +87,23 @@ def error(case: Case) -> float:
         scales = Scales(int4_gate_up.scales, int4_down.scales)
         ours = run_experts_cuda(x, shares, experts, int4_gate_up.values, int4_down.values, scales)
         gate_up, down = exact_int4(int4_gate_up), exact_int4(int4_down)
+    elif case.mxfp4:
+        width = case.sizes.width
+        fp4_gate_up, fp4_down = in_mxfp4(gate_up, 2), in_mxfp4(down)
+        scales = Scales(fp4_gate_up.scales, fp4_down.scales)
+        assert fits(x, fp4_down.values, padded=True)
+        padded = None
+        if biases is not None:
+            pad = (0, -width % Mxfp4Weight.row_multiple)
+            halves = [F.pad(half, pad) for half in biases.gate_up.chunk(2, dim=1)]
+            padded = torch.cat(halves, dim=1), biases.down
+        ours = run_experts_cuda(x, shares, experts, fp4_gate_up.values, fp4_down.values, scales, gate, padded)
+        gate_up = torch.cat([each[:, :width] for each in fp4_gate_up.dequantized(torch.float32).chunk(2, 1)], 1)
+        down = fp4_down.dequantized(torch.float32)
     else:
         assert fits(x, down)
-        ours = run_experts_cuda(x, shares, experts, gate_up, down)
-    exact = by_plain_torch(torch.double, x, shares, experts, gate_up, down)
+        ours = run_experts_cuda(x, shares, experts, gate_up, down, None, gate, biases)
+    exact = by_plain_torch(torch.double, x, shares, experts, gate_up, down, activation=activation, biases=biases)
     return float((ours.double() - exact).norm()) / float(exact.norm())
 
 

@@ -20,7 +20,13 @@ class SequenceAttention:
         self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         of = self._layers[layer]
         assert (k is None) == (v is None) == of.reuses_kv
@@ -42,6 +48,9 @@ class SequenceAttention:
             scores = (q_heads @ k_heads.transpose(1, 2)).float() * of.scale
             if of.softcap is not None:
                 scores = torch.tanh(scores / of.softcap) * of.softcap
-            weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1).to(value.dtype)
+            scores = scores.masked_fill(~mask, float("-inf"))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(query), 1)), dim=-1)
+            weights = torch.softmax(scores, dim=-1)[..., : len(query)].to(value.dtype)
             outputs.append((weights @ v_heads).transpose(0, 1).flatten(1))
         return torch.cat(outputs)

@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file, save_file
 
+from support.numerics.mxfp4 import in_mxfp4
+
 _SIZES: Final[Mapping[str, Any]] = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -132,6 +134,16 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
             "query_pre_attn_scalar": 40,
             "attn_logit_softcapping": 2.0,
             "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 12,
+            "swiglu_limit": 0.3,
+            "rope_parameters": {**_YARN, "truncate": False},
         },
     ),
     "glm4": ("glm4", {}),
@@ -297,10 +309,12 @@ def randomize(model: torch.nn.Module) -> None:
     """Draw vectors at random and make matrices larger, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3)
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+            elif name.endswith("sinks"):
+                parameter.normal_(1.0, 1.0)
+            elif parameter.dim() > 1:
+                parameter.mul_(3)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, vector in (*model.named_parameters(), *model.named_buffers()):
@@ -308,3 +322,18 @@ def randomize(model: torch.nn.Module) -> None:
                 vector.normal_(0.0, 0.2)
             elif name.endswith("layer_scalar"):
                 vector.add_(torch.randn_like(vector) * 0.3)
+
+
+def store_experts_in_mxfp4(folder: Path) -> None:
+    """Quantize the experts of a gpt-oss checkpoint, to nearest, and write it as it is downloaded."""
+    file, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        blocks, scales = in_mxfp4(tensors.pop(name).transpose(1, 2))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(tensors, file, metadata={"format": "pt"})
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"],
+    }
+    (folder / "config.json").write_text(json.dumps(config))

@@ -52,9 +52,15 @@ class RoundedKVAttention:
         self._kv = kv
 
     def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, rotation: Rotation
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        rotation: Rotation,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert k is not None and v is not None
+        assert k is not None and v is not None and sinks is None
         q, k = rotation.apply(q, k)
         k, v = self._kv(layer, k, v)
         queries = q.unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5

@@ -28,15 +28,16 @@ def attend_segments(
     splits: int,
     scale: float,
     scales: KVScales,
-) -> None:
+) -> torch.Tensor:
     """Write the causal attention of P segments, `q` [T, Hq, D] over `k` and `v` [K, Hkv, D], to `out` [T, Hq, D].
 
     `query_offsets` and `key_offsets` [P + 1] int32 are on the device, and the last query of a segment sees all of its
     keys. `longest_query` and `longest_key` are upper bounds; the keys of a segment are divided over at most `splits`
     programs; `scale`: factor of scores. Keys and values behind the last segment must be finite up to the end of a tile.
-    They are numbers of a pool with `scales`. A CUDA graph can capture it.
+    They are numbers of a pool with `scales`. A CUDA graph can capture it. Returns the logarithms of the sums of the
+    softmax, [T, Hq] float32.
     """
-    torch.ops.fa3_fwd.fwd(
+    _, sums, *_ = torch.ops.fa3_fwd.fwd(
         q,
         k,
         v,
@@ -51,3 +52,5 @@ def attend_segments(
     )
     if scales.value != 1.0:
         out.mul_(scales.value)
+    of_heads: torch.Tensor = sums
+    return of_heads.T

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from minisgl.kernels.attention.rotary_triton import as_stored, turned
 from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.attention.sinks_triton import share_beside_sink
 from minisgl.kernels.attention.stored_kv import UNSCALED, KVScales
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 
@@ -167,7 +168,10 @@ def _part(
 
 
 @triton.jit
-def _whole(parts, sums, result, value_scale, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr):
+def _whole(
+    parts, sums, sinks, result, value_scale,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     start_next(PDL)
     wait_for_previous(PDL)
     head = tl.program_id(0).to(tl.int64)
@@ -175,8 +179,12 @@ def _whole(parts, sums, result, value_scale, HEAD_DIM: tl.constexpr, SPLITS: tl.
     column = tl.arange(0, HEAD_DIM)
     part_sum = tl.load(sums + place)
     part = tl.load(parts + place[:, None] * HEAD_DIM + column[None, :])
-    weight = tl.exp2(part_sum - tl.max(part_sum, 0))
-    out = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0) * value_scale
+    best = tl.max(part_sum, 0)
+    weight = tl.exp2(part_sum - best)
+    total = tl.sum(weight, 0)
+    out = tl.sum(part * weight[:, None], 0) / total * value_scale
+    if SINKS:
+        out *= share_beside_sink(best + tl.log2(total), tl.load(sinks + head % HEADS))
     tl.store(result + head * HEAD_DIM + column, out.to(result.dtype.element_ty))
 
 
@@ -194,6 +202,7 @@ def split_decode(
     scale: float,
     scales: KVScales = UNSCALED,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
     new: NewTokens | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D] to the `lengths` [R] tokens of `slots` [R], or to the last `window` of them, into
@@ -202,7 +211,7 @@ def split_decode(
     `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
     stored before the step began. `new`: `q` is not rotated yet, and the newest tokens are not in the pool; the kernel
     stores them. `parts` [R, Hq, SPLITS, D] and `sums` [R, Hq, SPLITS] float32 are scratch memory. `scale` multiplies
-    the scores, in units of log 2.
+    the scores, in units of log 2. `sinks` [Hq]: see `sinks_triton`.
     """
     rows, heads, head_dim = q.shape
     assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
@@ -225,4 +234,7 @@ def split_decode(
         HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS, WINDOW=window or 0,
         ROTATE=new is not None, NORM=norm, num_warps=4, num_stages=3, **early,
     )  # fmt: skip
-    _whole[(rows * heads,)](parts, sums, out, scales.value, HEAD_DIM=head_dim, SPLITS=SPLITS, num_warps=4, **early)
+    _whole[(rows * heads,)](
+        parts, sums, sums if sinks is None else sinks, out, scales.value, HEADS=heads, HEAD_DIM=head_dim,
+        SPLITS=SPLITS, SINKS=sinks is not None, num_warps=4, **early,
+    )  # fmt: skip

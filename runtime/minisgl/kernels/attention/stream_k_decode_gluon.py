@@ -21,6 +21,7 @@ those can be transposed on their way from shared memory. Both halves of the pair
 float16, which holds all FP8 numbers, and multiplied separately: numbers at even and at odd columns of a head.
 """
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ MAX_GROUP: Final = 16
 _CHUNK: Final = 128
 _QUERY_SHRINK = gl.constexpr(16)
 """Queries are divided by it beside a pool in FP8, which keeps large ones inside float16."""
+_LOG2_E = gl.constexpr(math.log2(math.e))
 
 
 class Settings(NamedTuple):
@@ -144,6 +146,12 @@ def _add(best, total, sum_of):
 
 
 @gluon.jit
+def _share_beside_sink(best, total, sink):
+    """Share of a row's tokens in the softmax beside a sink. All logarithms are to base 2."""
+    return 1.0 / (1.0 + gl.exp2(sink - best - gl.log2(total)))
+
+
+@gluon.jit
 def _store(pointers, out, odd, own, PAIRS: gl.constexpr):
     """Store results, with PAIRS those of even and of `odd` columns."""
     gl.store(pointers, out.to(pointers.dtype.element_ty), own)
@@ -153,8 +161,9 @@ def _store(pointers, out, odd, own, PAIRS: gl.constexpr):
 
 @gluon.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["lengths"])
 def _attend(
-    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, result, rows, scale, value_scale,
-    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, PDL: gl.constexpr,
+    keys, values, q, lengths, ends, owners, places, parts, sums, arrivals, sinks, result, rows, scale, value_scale,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     BLOCK: gl.constexpr = keys.block_type.shape[0]
     COLUMNS: gl.constexpr = keys.block_type.shape[1]
@@ -210,6 +219,9 @@ def _attend(
     query_vector = gl.arange(0, VECTORS, layout=gl.SliceLayout(0, second_factor))
     query_column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, second_factor))
     own = (vector < GROUP)[None, :]
+    sink = 0.0
+    if SINKS:
+        sink = gl.load(sinks + kv_head * GROUP + vector, vector < GROUP, other=0.0).to(gl.float32) * _LOG2_E
     done = 0
     while done < count:
         block = origin + done
@@ -305,11 +317,17 @@ def _attend(
                     if PAIRS:
                         part_of = gl.load(part_place + 1, own, other=0.0, cache_modifier=".cg")
                         odd = odd * kept + part_of * added
-                normal = (1.0 / gl.where(total > 0, total, 1.0))[None, :]
+                normal = 1.0 / gl.where(total > 0, total, 1.0)
+                if SINKS:
+                    normal = normal * _share_beside_sink(best, total, sink)
+                normal = normal[None, :]
                 place_of = result + (head + vector)[None, :] * HEAD_DIM + column[:, None]
                 _store(place_of, out * normal, odd * normal, own, PAIRS)
                 gl.store(arrivals + row * KV_HEADS + kv_head, 0)
         else:
+            if SINKS:
+                share = _share_beside_sink(best, total, sink)[None, :]
+                out, odd = out * share, odd * share
             _store(result + (head + vector)[None, :] * HEAD_DIM + column[:, None], out, odd, own, PAIRS)
 
 
@@ -349,6 +367,7 @@ def balanced_decode(
     scales: KVScales,
     settings: Settings,
     window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D], contiguous, to the `lengths` [R] tokens of each row, or to the last `window` of
     them, into `out` like it.
@@ -357,6 +376,7 @@ def balanced_decode(
     stored before the step began. `spans` is the result of `cut_spans` for the block of `settings` and the `window`.
     `parts` [2 × S, Hq, D] and `sums` [2 × S, Hq], float32, are scratch memory, S the number of spans; `arrivals`
     [≥ R, Hkv] int32 must be zeros and are reset to zeros. `scale` multiplies the scores, in units of log 2.
+    `sinks` [Hq]: see `sinks_triton`.
     """
     rows, heads, _ = q.shape
     kv_heads = keys.shape[2]
@@ -367,8 +387,8 @@ def balanced_decode(
         scale *= _QUERY_SHRINK.value
     _attend[(kv_heads, len(parts) // 2)](
         _tiles(keys, settings.block), _tiles(values, settings.block), q, lengths, *spans, parts, sums, arrivals,
-        out, rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group, STAGES=settings.stages, WINDOW=window or 0,
-        num_warps=1, **dependent_launch(q.device),
+        sums if sinks is None else sinks, out, rows, scale, scales.value, KV_HEADS=kv_heads, GROUP=group,
+        STAGES=settings.stages, WINDOW=window or 0, SINKS=sinks is not None, num_warps=1, **dependent_launch(q.device),
     )  # fmt: skip
 
 

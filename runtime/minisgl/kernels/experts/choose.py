@@ -9,7 +9,8 @@ T tokens, E experts, K choices of each token; the first line that fits, measured
 | T ≤ 2,048 | all | `grouped_gemm_triton` | larger tiles of tokens read the weights of an expert once |
 | more | all | none | torch's grouped product is faster, behind a pass that dequantizes weights |
 
-Tokens are in 16 bits. A weight is its values and, in FP8 or INT4, its scales.
+Biases and other gates than SiLU are for `gemv_gluon` with 4 bits, and for `grouped_gemm_triton`. Tokens are in 16 bits.
+A weight is its values and, in FP8, INT4 or MXFP4, its scales.
 """
 
 from __future__ import annotations
@@ -19,31 +20,53 @@ from typing import TypeAlias
 import torch
 
 from minisgl.kernels.experts import gemv_gluon, grouped_gemm_triton, skinny_gluon
+from minisgl.kernels.experts.gate import SILU, Gate
 from minisgl.kernels.experts.grouped_gemm_triton import Scales
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Biases: TypeAlias = tuple[torch.Tensor, torch.Tensor] | None
 
 
 def select_and_run(
-    x: torch.Tensor, logits: torch.Tensor, gate_up: Tensors, down: Tensors, top_k: int, *, renormalize: bool
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: Tensors,
+    down: Tensors,
+    top_k: int,
+    gate: Gate,
+    biases: Biases,
+    *,
+    renormalize: bool,
 ) -> torch.Tensor | None:
-    """Select experts by their `logits` [T, E] and run them, with SiLU, if one kernel does both; otherwise None."""
-    if not gemv_gluon.fits(x, down[0], top_k):
-        return None
+    """Select experts by their `logits` [T, E] and run them, if one kernel does both; otherwise None. `biases`: of
+    gate_up [E, 2 N] and of down [E, hidden]."""
     scales = _scales(gate_up, down)
-    return gemv_gluon.run_experts_gemv(x, logits, gate_up[0], down[0], top_k, scales, renormalize=renormalize)
+    if down[0].dtype != torch.int32 and (gate != SILU or biases is not None):
+        return None
+    if not gemv_gluon.fits(x, down[0], top_k, padded=scales is not None and scales.is_mxfp4):
+        return None
+    return gemv_gluon.run_experts_gemv(
+        x, logits, gate_up[0], down[0], top_k, scales, gate, biases, renormalize=renormalize
+    )
 
 
 def run(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, gate_up: Tensors, down: Tensors
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    gate_up: Tensors,
+    down: Tensors,
+    gate: Gate,
+    biases: Biases,
 ) -> torch.Tensor | None:
-    """Run the selected `experts` [T, K] with SiLU, and add them up by their `weights`; None: no kernel is faster than
-    torch's."""
+    """Run the selected `experts` [T, K], and add them up by their `weights`; None: no kernel is faster than torch's."""
     scales = _scales(gate_up, down)
-    if scales is not None and skinny_gluon.fits(x, down[0], experts.shape[1]):
+    is_mxfp4 = scales is not None and scales.is_mxfp4
+    is_plain = gate == SILU and biases is None and not is_mxfp4
+    if is_plain and scales is not None and skinny_gluon.fits(x, down[0], experts.shape[1]):
         return skinny_gluon.run_experts_rows(x, weights, experts, gate_up[0], down[0], scales)
-    if grouped_gemm_triton.fits(x, down[0]):
-        return grouped_gemm_triton.run_experts_cuda(x, weights, experts, gate_up[0], down[0], scales)
+    if grouped_gemm_triton.fits(x, down[0], padded=is_mxfp4):
+        return grouped_gemm_triton.run_experts_cuda(x, weights, experts, gate_up[0], down[0], scales, gate, biases)
     return None
 
 

@@ -1,9 +1,9 @@
 """Selection of experts and their feed-forward for very few tokens on CUDA, in two launches, with all loads in flight at
-once. Weights are dense, or in FP8 blocks of 128 × 128, or have 4 bits. Tokens stay in 16 bits.
+once. Weights are dense, or in FP8 blocks of 128 × 128, or have 4 bits: INT4 or MXFP4. Tokens stay in 16 bits.
 
 Each warp selects the experts itself. Dense and FP8 weights become float32 in registers: a warp multiplies one row of an
-expert with one token (GEMV), and warps exchange nothing. INT4 weights are multiplied on the tensor cores, as in
-`int4_gemv_gluon`, 16 rows of W at a time.
+expert with one token (GEMV), and warps exchange nothing. Weights of 4 bits are multiplied on the tensor cores, as in
+`int4_gemv_gluon`, 16 rows of W at a time. Only with these there may be biases, and another activation than SiLU.
 
 It is written in Gluon, Triton's lower level, because a layout there states which thread holds which values: each lane
 loads its own share of x.
@@ -14,6 +14,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from minisgl.kernels.experts.gate import SILU, Gate
 from minisgl.kernels.experts.grouped_gemm_triton import Scales, width_of
 from minisgl.kernels.experts.routing_gluon import MAX_EXPERTS, NO_EXPERT, block_of, expert_keys, expert_of, logit_of
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
@@ -30,13 +31,14 @@ from minisgl.kernels.linear.int4_gemv_gluon import (
     store_row,
     word_layout,
 )
-from minisgl.kernels.linear.int4_packed import INPUTS, groups_in_piece
+from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, groups_in_piece
 from minisgl.kernels.pointwise.fp8_rows import BLOCK
 
 MAX_TOKENS = 3
 
 _WARPS = 4
-_INT4_DOWN_WARPS = 8
+_INT4_DOWN_WARPS = (8, 16)
+"""As few as have at most `_MAX_TURNS` turns."""
 _BLOCK = gl.constexpr(BLOCK)
 _MAX_TILES = 24
 """Most tiles of an output's weights that a warp loads before it multiplies, in 4 registers of each lane."""
@@ -152,13 +154,31 @@ def _store_int4(out, value, first, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def _of_outputs(bias, value, n, BIAS: gl.constexpr):
+    """`value` [outputs, rows] + the bias of its outputs `n`."""
+    if BIAS:
+        value += gl.expand_dims(gl.load(bias + n).to(gl.float32), 1)
+    return value
+
+
+@gluon.jit
+def _clamped(value, dtype: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
+    """The first 8 outputs of [16, rows] and the other 8 by `gate.Gate` with a limit."""
+    gate, up = gl.split(gl.permute(gl.reshape(value, [2, 8, value.shape[1]]), [1, 2, 0]))
+    gate = gl.minimum(gate, LIMIT)
+    up = gl.maximum(gl.minimum(up, LIMIT), -LIMIT)
+    return gate / (1.0 + gl.exp(-ALPHA * gate)) * (up + 1.0)
+
+
+@gluon.jit
 def _gate_up_int4(
-    x, words, scales, expert, eights, n, ring, out,
-    HIDDEN: gl.constexpr, WIDTH: gl.constexpr, GROUPS: gl.constexpr,
+    x, words, scales, bias, expert, eights, n, ring, out,
+    HIDDEN: gl.constexpr, WIDTH: gl.constexpr, GROUPS: gl.constexpr, FP4: gl.constexpr, BIAS: gl.constexpr,
+    ALPHA: gl.constexpr, LIMIT: gl.constexpr,
 ):  # fmt: skip
     """Eight outputs of an expert: `eights` and `n` number their rows of W."""
     WARPS: gl.constexpr = gl.num_warps()
-    STEPS: gl.constexpr = HIDDEN // 128
+    STEPS: gl.constexpr = (HIDDEN + 127) // 128
     TURNS: gl.constexpr = (STEPS + WARPS - 1) // WARPS
     EVEN: gl.constexpr = STEPS == TURNS * WARPS
     piece = expert * (2 * WIDTH // 64 * STEPS)
@@ -169,23 +189,34 @@ def _gate_up_int4(
     for i in gl.static_range(TURNS):
         tiles = tiles + (load_words(words, eights, i * WARPS, STEPS, STEPS, WARPS, EVEN),)
         factors = factors + (load_scales(scales, n, i * WARPS, STEPS, STEPS, WARPS, GROUPS, EVEN),)
-    store_row(ring, x, 0, STEPS, TURNS, WARPS)
+    store_row(ring, x, 0, HIDDEN, TURNS, WARPS)
     total = gl.zeros([GROUPS * WARPS, 16, 8], gl.float32, layout=mma_layout(WARPS))
     for i in gl.static_range(TURNS):
         part = row_of_step(ring.index(i), WARPS, GROUPS, 8)
-        total = add_product(total, tiles[i], factors[i], 1.0, part, WARPS, GROUPS, 8)
-    _store_int4(out, silu_times_up(gl.sum(total, 0), out.dtype.element_ty), gl.program_id(0) * 8, 8)
+        total = add_product(total, tiles[i], factors[i], 1.0, part, WARPS, GROUPS, 8, FP4)
+    first = gl.program_id(0) * 8
+    value = gl.sum(total, 0)
+    output = gl.arange(0, 16, layout=gl.SliceLayout(1, value.type.layout))
+    value = _of_outputs(bias + expert * (2 * WIDTH), value, first + output % 8 + output // 8 * WIDTH, BIAS)
+    if LIMIT > 0:
+        value = _clamped(value, out.dtype.element_ty, ALPHA, LIMIT)
+    else:
+        value = silu_times_up(value, out.dtype.element_ty)
+    _store_int4(out, value, first, 8)
 
 
 @gluon.jit
 def _gate_up(
-    x, logits, weight, scales, out,
+    x, logits, weight, scales, bias, out,
     HIDDEN: gl.constexpr, WIDTH: gl.constexpr, EXPERTS: gl.constexpr, BLOCK: gl.constexpr, TOP_K: gl.constexpr,
-    GROUPS: gl.constexpr, PDL: gl.constexpr,
+    GROUPS: gl.constexpr, BIAS: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Each warp: one output of one pair (a token and one of its experts). INT4: each program, 8 outputs. GROUPS: groups
-    of inputs in 128 of INT4 weights; 0 for others."""
+    """Each warp: one output of one pair (a token and one of its experts). With weights of 4 bits each program: 8
+    outputs. GROUPS: groups of inputs in 128 of INT4 weights, 1 of MXFP4, whose scales are bytes; 0 for others."""
     WARPS: gl.constexpr = gl.num_warps()
+    FP4: gl.constexpr = scales.dtype.element_ty.primitive_bitwidth == 8
+    if FP4:
+        scales = scales.to(gl.pointer_type(gl.int32), bitcast=True)
     FP8: gl.constexpr = weight.dtype.element_ty.primitive_bitwidth == 8
     TILE: gl.constexpr = _tile_of(FP8)
     dtype: gl.constexpr = out.dtype.element_ty
@@ -197,7 +228,7 @@ def _gate_up(
         eights = tile + (WIDTH // 8) * half
         n = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(2, word_layout(WARPS, GROUPS))))
         n = tile * 8 + n % 8 + n // 8 * WIDTH
-        TURNS: gl.constexpr = (HIDDEN // 128 + WARPS - 1) // WARPS
+        TURNS: gl.constexpr = ((HIDDEN + 127) // 128 + WARPS - 1) // WARPS
         ring = gl.allocate_shared_memory(
             x.dtype.element_ty, [TURNS, WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
         )
@@ -212,7 +243,10 @@ def _gate_up(
     expert = expert_of(gl.max(keys, 0)).to(gl.int64)
     row = x + token * HIDDEN
     if GROUPS:
-        _gate_up_int4(row, weight, scales, expert, eights, n, ring, out + pair * WIDTH, HIDDEN, WIDTH, GROUPS)
+        _gate_up_int4(
+            row, weight, scales, bias, expert, eights, n, ring, out + pair * WIDTH, HIDDEN, WIDTH, GROUPS, FP4, BIAS,
+            ALPHA, LIMIT,
+        )  # fmt: skip
     else:
         matrix = weight + expert * (2 * WIDTH * HIDDEN)
         block = expert * (2 * WIDTH // _BLOCK) + gl.program_id(0) * WARPS // _BLOCK
@@ -245,6 +279,20 @@ def _of_choice(choice, values):
 
 
 @gluon.jit
+def _store_choices(ring, x, WIDTH: gl.constexpr, TOP_K: gl.constexpr, TURNS: gl.constexpr, WARPS: gl.constexpr):
+    """As `store_row`, the inputs of all experts of a token, each from a step on."""
+    STEPS: gl.constexpr = (WIDTH + 127) // 128
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
+    warp = gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout))
+    of_step = gl.arange(0, 128, layout=gl.SliceLayout(0, layout))
+    for i in gl.static_range(TURNS):
+        step = i * WARPS + warp
+        k = (step % STEPS * 128)[:, None] + of_step[None, :]
+        there = (step < TOP_K * STEPS)[:, None] & (k < WIDTH)
+        ring.index(i).store(gl.load(x + ((step // STEPS * WIDTH)[:, None] + k), there, other=0.0))
+
+
+@gluon.jit
 def _load_choices(
     words, scales, experts, shares,
     WIDTH: gl.constexpr, HIDDEN: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr,
@@ -252,7 +300,7 @@ def _load_choices(
     """Load 16 outputs of INT4 weights of all experts of a token, whose inputs follow one another: words, scales and
     shares for each turn of the warps."""
     WARPS: gl.constexpr = gl.num_warps()
-    STEPS: gl.constexpr = WIDTH // 128
+    STEPS: gl.constexpr = (WIDTH + 127) // 128
     ALL: gl.constexpr = TOP_K * STEPS
     of_words: gl.constexpr = memory_layout(WARPS)
     of_batch: gl.constexpr = gl.SliceLayout(2, word_layout(WARPS, GROUPS))
@@ -286,12 +334,15 @@ def _load_choices(
 
 @gluon.jit
 def _down(
-    x, logits, weight, scales, out,
+    x, logits, weight, scales, bias, out,
     WIDTH: gl.constexpr, HIDDEN: gl.constexpr, EXPERTS: gl.constexpr, BLOCK: gl.constexpr, TOP_K: gl.constexpr,
-    RENORMALIZE: gl.constexpr, GROUPS: gl.constexpr, PDL: gl.constexpr,
+    RENORMALIZE: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Each warp: one output of one token, over all of its experts. INT4: each program, 16 outputs."""
+    """Each warp: one output of one token, over all of its experts. With weights of 4 bits each program: 16 outputs."""
     WARPS: gl.constexpr = gl.num_warps()
+    FP4: gl.constexpr = scales.dtype.element_ty.primitive_bitwidth == 8
+    if FP4:
+        scales = scales.to(gl.pointer_type(gl.int32), bitcast=True)
     FP8: gl.constexpr = weight.dtype.element_ty.primitive_bitwidth == 8
     TILE: gl.constexpr = _tile_of(FP8)
     dtype: gl.constexpr = out.dtype.element_ty
@@ -321,7 +372,7 @@ def _down(
         if RENORMALIZE:
             whole += share
     if GROUPS:
-        TURNS: gl.constexpr = (TOP_K * (WIDTH // 128) + WARPS - 1) // WARPS
+        TURNS: gl.constexpr = (TOP_K * ((WIDTH + 127) // 128) + WARPS - 1) // WARPS
         tiles, factors, parts = _load_choices(weight, scales, experts, shares, WIDTH, HIDDEN, TOP_K, GROUPS)
         ring = gl.allocate_shared_memory(
             x.dtype.element_ty, [TURNS, WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
@@ -329,13 +380,20 @@ def _down(
     start_next(PDL)
     wait_for_previous(PDL)
     if GROUPS:
-        store_row(ring, x + token * (TOP_K * WIDTH), 0, TOP_K * (WIDTH // 128), TURNS, WARPS)
+        _store_choices(ring, x + token * (TOP_K * WIDTH), WIDTH, TOP_K, TURNS, WARPS)
         total = gl.zeros([GROUPS * WARPS, 16, 8], gl.float32, layout=mma_layout(WARPS))
         for i in gl.static_range(TURNS):
             share = (parts[i] / whole).to(dtype).to(gl.float32)[:, None]
             part = row_of_step(ring.index(i), WARPS, GROUPS, 8)
-            total = add_product(total, tiles[i], factors[i], share, part, WARPS, GROUPS, 8)
-        _store_int4(out + token * HIDDEN, gl.sum(total, 0), gl.program_id(0) * 16, 16)
+            total = add_product(total, tiles[i], factors[i], share, part, WARPS, GROUPS, 8, FP4)
+        value = gl.sum(total, 0)
+        if BIAS:
+            output = gl.program_id(0) * 16 + gl.arange(0, 16, layout=gl.SliceLayout(1, value.type.layout))
+            for choice in gl.static_range(TOP_K):
+                share = (shares[choice] / whole).to(dtype).to(gl.float32)
+                of_expert = gl.load(bias + (experts[choice] * HIDDEN + output)).to(gl.float32)
+                value += gl.expand_dims(of_expert * share, 1)
+        _store_int4(out + token * HIDDEN, value, gl.program_id(0) * 16, 16)
     else:
         total = 0.0
         for choice in gl.static_range(TOP_K):
@@ -347,17 +405,16 @@ def _down(
         gl.store(out + token * HIDDEN + n, _over_inputs(total, FP8).to(dtype))
 
 
-def fits(x: torch.Tensor, down: torch.Tensor, top_k: int) -> bool:
+def fits(x: torch.Tensor, down: torch.Tensor, top_k: int, *, padded: bool = False) -> bool:
     """Whether `run_experts_gemv` supports these shapes. `down` [E, hidden, N] is dense or in FP8, or [E, hidden / 64,
-    N * 8] words of INT4."""
+    N * 8] words of INT4 or, if they are `padded`, of MXFP4."""
     hidden, width = x.shape[1], width_of(down)
     if down.dtype == torch.int32:
-        turns = triton.cdiv(hidden, _WARPS * INPUTS), triton.cdiv(top_k * width, _INT4_DOWN_WARPS * INPUTS)
-        enough = max(turns) <= _MAX_TURNS
+        enough = triton.cdiv(hidden, _WARPS * INPUTS) <= _MAX_TURNS and _down_warps(top_k * width, padded) is not None
     else:
         enough = hidden <= _MAX_HIDDEN and top_k * triton.cdiv(width, _TILE_INPUTS) <= _MAX_TILES
     dense = down.dtype == x.dtype
-    multiple = 32 if dense else BLOCK
+    multiple = 32 if dense else OUTPUTS if padded else BLOCK
     return (
         (x.dtype == torch.bfloat16 or (dense and x.dtype == torch.float16))
         and 0 < len(x) <= MAX_TOKENS
@@ -369,6 +426,12 @@ def fits(x: torch.Tensor, down: torch.Tensor, top_k: int) -> bool:
     )
 
 
+def _down_warps(inputs: int, padded: bool) -> int | None:
+    """Warps that share these inputs of all experts of a token; None: they are too many."""
+    counts = _INT4_DOWN_WARPS if padded else _INT4_DOWN_WARPS[:1]
+    return next((warps for warps in counts if triton.cdiv(inputs, warps * INPUTS) <= _MAX_TURNS), None)
+
+
 def run_experts_gemv(
     x: torch.Tensor,
     logits: torch.Tensor,
@@ -376,30 +439,41 @@ def run_experts_gemv(
     down: torch.Tensor,
     top_k: int,
     scales: Scales | None = None,
+    gate: Gate = SILU,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
     renormalize: bool,
 ) -> torch.Tensor:
-    """Compute `route` and `run_experts` with SiLU for supported shapes; sums are in float32. `gate_up`, `down` and
-    `scales` as in `grouped_gemm_triton.run_experts_cuda`."""
+    """Compute `route` and `run_experts` for supported shapes; sums are in float32. `gate_up`, `down`, `scales` and
+    `biases` as in `grouped_gemm_triton.run_experts_cuda`. Only experts of 4 bits have biases or another `gate`."""
     (tokens, hidden), num_experts, width = x.shape, len(down), width_of(down)
+    assert down.dtype == torch.int32 or (gate == SILU and biases is None)
     gate_up_groups = down_groups = 0
     gate_up_outputs = down_outputs = down_warps = _WARPS
     gate_up_registers: int | None = 96 if hidden <= 2048 or scales is not None else None
     down_registers: int | None = 128
     if scales is not None and down.dtype == torch.int32:
-        gate_up_groups, down_groups = groups_in_piece(gate_up, scales.gate_up), groups_in_piece(down, scales.down)
-        gate_up_outputs, down_outputs, down_warps = 8, 16, _INT4_DOWN_WARPS
-        gate_up_registers = down_registers = None
+        gate_up_outputs, down_outputs, gate_up_registers, down_registers = 8, 16, None, None
+        down_warps = _down_warps(top_k * width, scales.is_mxfp4) or 0
+        if scales.is_mxfp4:
+            # As one group: exponents are applied to the weights.
+            gate_up_groups = down_groups = 1
+            width = gate_up.shape[1] * OUTPUTS // 2
+        else:
+            gate_up_groups, down_groups = groups_in_piece(gate_up, scales.gate_up), groups_in_piece(down, scales.down)
     sizes = {"WIDTH": width, "HIDDEN": hidden, "EXPERTS": num_experts, "BLOCK": block_of(num_experts), "TOP_K": top_k}
+    first_bias, second_bias = (x, x) if biases is None else biases
     launch = dependent_launch(x.device)
     inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // gate_up_outputs, tokens * top_k)](
-        x, logits, gate_up, gate_up if scales is None else scales.gate_up, inner, **sizes, GROUPS=gate_up_groups,
-        num_warps=_WARPS, maxnreg=gate_up_registers, **launch,
+        x, logits, gate_up, gate_up if scales is None else scales.gate_up, first_bias, inner, **sizes,
+        GROUPS=gate_up_groups, BIAS=biases is not None, ALPHA=gate.alpha, LIMIT=gate.limit, num_warps=_WARPS,
+        maxnreg=gate_up_registers, **launch,
     )  # fmt: skip
     out = torch.empty_like(x)
     _down[(hidden // down_outputs, tokens)](
-        inner, logits, down, down if scales is None else scales.down, out, **sizes, RENORMALIZE=renormalize,
-        GROUPS=down_groups, num_warps=down_warps, maxnreg=down_registers, **launch,
+        inner, logits, down, down if scales is None else scales.down, second_bias, out, **sizes,
+        RENORMALIZE=renormalize, GROUPS=down_groups, BIAS=biases is not None, num_warps=down_warps,
+        maxnreg=down_registers, **launch,
     )  # fmt: skip
     return out

@@ -3,7 +3,8 @@ the programs of an expert multiply them with all of its tokens, padded to the si
 
 A pair is a token and one of its experts: pair p is expert choice p % K of token p // K. Weights in FP8 have a scale per
 block of 128 × 128; they become 16 bits in registers, and each product of 128 inputs is scaled in float32. Weights of 4
-bits are dequantized to 16 bits, piece by piece of 64 outputs and 128 inputs.
+bits, INT4 or MXFP4, are dequantized to 16 bits, piece by piece of 64 outputs and 128 inputs. Those of MXFP4 have zeros
+behind their last input.
 """
 
 import math
@@ -13,8 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
+from minisgl.kernels.experts.gate import SILU, Gate
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, start_next, wait_for_previous
 from minisgl.kernels.linear.dequantize_triton import load_piece
+from minisgl.kernels.linear.fp4_dequantize_triton import load_fp4_piece
+from minisgl.kernels.linear.fp4_packed import BLOCK as FP4_BLOCK
 from minisgl.kernels.linear.int4_packed import INPUTS as INT4_INPUTS
 from minisgl.kernels.linear.int4_packed import OUTPUTS as INT4_OUTPUTS
 from minisgl.kernels.linear.int4_packed import WORD, groups_in_piece
@@ -57,15 +61,18 @@ def _some_pairs(pairs, first, count, ROWS: tl.constexpr):
 @triton.jit
 def _first_piece(expert, block, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
     """Number of the first piece of a block of 64 outputs of an expert whose weights have 4 bits."""
-    return (expert.to(tl.int64) * (OUTPUTS // 64) + block) * (INPUTS // 128)
+    return (expert.to(tl.int64) * (OUTPUTS // 64) + block) * ((INPUTS + 127) // 128)
 
 
 @triton.jit
 def _add_product(total, weight, matrix, part, scales, start, SCALED: tl.constexpr, GROUPS: tl.constexpr):
     """Add to `total` [outputs, rows] the product of weights with `part`, inputs from `start` on. `matrix`: pointers to
     the first weights of the outputs, or with GROUPS the number of their first piece in `weight`. `scales`: those of the
-    outputs' block of FP8 weights, or all of weights of 4 bits."""
-    if GROUPS:
+    outputs' block of FP8 weights, or all of weights of 4 bits; those of MXFP4 are bytes."""
+    if scales.dtype.element_ty == tl.uint8:
+        piece = load_fp4_piece(weight, scales, matrix + start // 128)
+        total = tl.dot(piece.to(part.dtype), part, total)
+    elif GROUPS:
         piece = load_piece(weight, scales, matrix + start // 128, GROUPS)
         total = tl.dot(piece.to(part.dtype), part, total)
     elif SCALED:
@@ -75,11 +82,40 @@ def _add_product(total, weight, matrix, part, scales, start, SCALED: tl.constexp
     return total
 
 
+@triton.jit
+def _inputs(rows, there, k, start, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Load inputs [BLOCK_K, rows] from `start` on, of rows that are `there`; zeros behind the last one."""
+    if INPUTS % BLOCK_K:
+        part = tl.load(rows + start, there[None, :] & (start + k < INPUTS)[:, None], other=0.0)
+    else:
+        part = tl.load(rows + start, there[None, :], other=0.0)
+    return part
+
+
+@triton.jit
+def _add_bias(total, bias, n, BIAS: tl.constexpr):
+    """`total` [outputs, rows] + the bias of outputs `n`."""
+    if BIAS:
+        total += tl.load(bias + n).to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def activated(gate, up, dtype: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+    """See `gate.Gate`."""
+    if LIMIT > 0:
+        gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        value = (gate * tl.sigmoid(gate * ALPHA) * (up + 1.0)).to(dtype)
+    else:
+        value = silu_times_up(gate, up, dtype)
+    return value
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def _gate_up(
-    x, pairs_of, counts, weight, scales, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
+    x, pairs_of, counts, weight, scales, bias, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr,
+    GROUPS: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time. SCALED: inputs and outputs of FP8
     weights that share a scale; 0 for others. GROUPS: groups of inputs in a piece of weights of 4 bits; 0 for others."""
@@ -96,7 +132,7 @@ def _gate_up(
         up_scales = gate_scales + WIDTH // SCALED * (INPUTS // SCALED)
     if GROUPS:
         gate = _first_piece(expert, tl.program_id(0), 2 * WIDTH, INPUTS)
-        up = gate + WIDTH // 64 * (INPUTS // 128)
+        up = gate + WIDTH // 64 * ((INPUTS + 127) // 128)
     start_next(PDL)
     wait_for_previous(PDL)
     count = tl.load(counts + expert)
@@ -106,17 +142,20 @@ def _gate_up(
         gates = tl.zeros((BLOCK_N, ROWS), tl.float32)
         ups = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, INPUTS, BLOCK_K):
-            part = tl.load(rows + start, there[None, :], other=0.0)
+            part = _inputs(rows, there, k, start, INPUTS, BLOCK_K)
             gates = _add_product(gates, weight, gate, part, gate_scales, start, SCALED, GROUPS)
             ups = _add_product(ups, weight, up, part, up_scales, start, SCALED, GROUPS)
-        value = silu_times_up(gates, ups, out.dtype.element_ty)
+        gates = _add_bias(gates, bias + expert * (2 * WIDTH), n, BIAS)
+        ups = _add_bias(ups, bias + expert * (2 * WIDTH) + WIDTH, n, BIAS)
+        value = activated(gates, ups, out.dtype.element_ty, ALPHA, LIMIT)
         tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _down(
-    x, pairs_of, counts, weight, scales, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, GROUPS: tl.constexpr, PDL: tl.constexpr,
+    x, pairs_of, counts, weight, scales, bias, out, tokens, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr, GROUPS: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of one expert, for ROWS of its pairs at a time."""
     expert = tl.program_id(1)
@@ -137,15 +176,16 @@ def _down(
         rows = x + pair[None, :] * WIDTH + k[:, None]
         total = tl.zeros((BLOCK_N, ROWS), tl.float32)
         for start in range(0, WIDTH, BLOCK_K):
-            part = tl.load(rows + start, there[None, :], other=0.0)
+            part = _inputs(rows, there, k, start, WIDTH, BLOCK_K)
             total = _add_product(total, weight, matrix, part, block_scales, start, SCALED, GROUPS)
+        total = _add_bias(total, bias + expert * OUTPUTS, n, BIAS)
         tl.store(out + pair[None, :] * OUTPUTS + n[:, None], total.to(out.dtype.element_ty), there[None, :])
 
 
 @triton.jit
 def _weighted_sum(
-    chosen, places, shares, out, width,
-    TOP_K: tl.constexpr, PLACED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    chosen, places, shares, experts, bias, out, width,
+    TOP_K: tl.constexpr, PLACED: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK columns of one token."""
     start_next(PDL)
@@ -157,7 +197,11 @@ def _weighted_sum(
         pair = token * TOP_K + choice
         at = tl.load(places + pair).to(tl.int64) if PLACED else pair
         share = tl.load(shares + pair).to(tl.float32)
-        total += share * tl.load(chosen + at * width + column, column < width, other=0.0).to(tl.float32)
+        value = tl.load(chosen + at * width + column, column < width, other=0.0).to(tl.float32)
+        if BIAS:
+            of_expert = bias + tl.load(experts + pair).to(tl.int64) * width + column
+            value += tl.load(of_expert, column < width, other=0.0).to(tl.float32)
+        total += share * value
     tl.store(out + token * width + column, total.to(out.dtype.element_ty), column < width)
 
 
@@ -174,15 +218,16 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def fits(x: torch.Tensor, down: torch.Tensor) -> bool:
-    """Whether `run_experts_cuda` supports these shapes. Only this file has products with experts in FP8 or INT4."""
+def fits(x: torch.Tensor, down: torch.Tensor, *, padded: bool = False) -> bool:
+    """Whether `run_experts_cuda` supports these shapes. Only this file has products with quantized experts. `padded`:
+    they are in MXFP4."""
     width = width_of(down)
     quantized = down.dtype in (torch.float8_e4m3fn, torch.int32)
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and (0 < len(x) <= MAX_TOKENS or not _torch_has_grouped_product(x))
-        and x.shape[1] % 128 == 0
-        and width % (128 if quantized else 32) == 0
+        and x.shape[1] % (INT4_OUTPUTS if padded else 128) == 0
+        and (padded or width % (128 if quantized else 32) == 0)
         and x.is_contiguous()
     )
 
@@ -200,12 +245,16 @@ def _torch_has_grouped_product(x: torch.Tensor) -> bool:
 
 class Scales(NamedTuple):
     """Scales of experts in FP8, in float32, or words with the scales and zero points of experts in INT4, in int32, see
-    `int4_packed`."""
+    `int4_packed`, or exponents of experts in MXFP4, bytes, see `fp4_packed`."""
 
     gate_up: torch.Tensor
     """[E, 2 N / 128, hidden / 128], or [E, 2 N / 64, groups of hidden * 64]."""
     down: torch.Tensor
     """[E, hidden / 128, N / 128], or [E, hidden / 64, groups of N * 64]."""
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return self.down.dtype == torch.uint8
 
 
 def run_experts_cuda(
@@ -215,12 +264,15 @@ def run_experts_cuda(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     scales: Scales | None = None,
+    gate: Gate = SILU,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Compute `run_experts` with SiLU for supported shapes. `weights` and `experts` are contiguous; sums are in
-    float32. `scales`: those of experts in FP8 or INT4, whose `gate_up` and `down` are the words of `int4_packed`,
-    [E, 2 N / 64, hidden * 8] and [E, hidden / 64, N * 8]."""
+    """Compute `run_experts` for supported shapes. `weights` and `experts` are contiguous; sums are in float32.
+    `scales`: those of experts in FP8, or in INT4 or MXFP4, whose `gate_up` and `down` are the words of `int4_packed`
+    or `fp4_packed`, [E, 2 N / 64, hidden * 8] and [E, hidden / 64, N * 8], where hidden and N are padded to multiples
+    of 128. `biases` [E, 2 N] and [E, hidden]."""
     tiles = choose_tiles(experts.numel() / len(down), width_of(down), quantized=scales is not None)
-    return weighted_sum(run_chosen(x, experts, gate_up, down, tiles, scales), weights)
+    return weighted_sum(run_chosen(x, experts, gate_up, down, tiles, scales, gate, biases), weights)
 
 
 def choose_tiles(pairs_per_expert: float, width: int, *, quantized: bool = False) -> Tiles:
@@ -257,6 +309,8 @@ def run_chosen(
     down: torch.Tensor,
     tiles: Tiles,
     scales: Scales | None = None,
+    gate: Gate = SILU,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Outputs of the pairs, [T * K, hidden]."""
     # A product is scaled as a whole.
@@ -264,7 +318,11 @@ def run_chosen(
     tokens, hidden = x.shape
     num_experts, width, top_k = len(down), width_of(down), experts.shape[1]
     scaled = gate_up_groups = down_groups = 0
-    if scales is not None and down.dtype == torch.int32:
+    if scales is not None and scales.is_mxfp4:
+        # Outputs of the first product are padded to 64, inputs of the second to 128.
+        width = gate_up.shape[1] * INT4_OUTPUTS // 2
+        gate_up_groups = down_groups = INT4_INPUTS // FP4_BLOCK
+    elif scales is not None and down.dtype == torch.int32:
         assert tiles.gate_up_outputs == tiles.down_outputs == INT4_OUTPUTS
         assert tiles.gate_up_inputs == tiles.down_inputs == INT4_INPUTS
         gate_up_groups = groups_in_piece(gate_up, scales.gate_up)
@@ -272,29 +330,40 @@ def run_chosen(
     elif scales is not None:
         scaled = FP8_BLOCK
     pairs_of, counts = pairs_of_experts(experts, num_experts)
+    first_bias, second_bias = (x, x) if biases is None else biases
     launch = dependent_launch(x.device)
     inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
     _gate_up[(width // tiles.gate_up_outputs, num_experts)](
-        x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, inner, tokens, INPUTS=hidden,
-        WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs, BLOCK_K=tiles.gate_up_inputs,
-        SCALED=scaled, GROUPS=gate_up_groups, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, first_bias, inner, tokens,
+        INPUTS=hidden, WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs,
+        BLOCK_K=tiles.gate_up_inputs, SCALED=scaled, GROUPS=gate_up_groups, BIAS=biases is not None, ALPHA=gate.alpha,
+        LIMIT=gate.limit, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     outer = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // tiles.down_outputs, num_experts)](
-        inner, pairs_of, counts, down, down if scales is None else scales.down, outer, tokens, WIDTH=width,
-        OUTPUTS=hidden, ROWS=tiles.rows, BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs, SCALED=scaled,
-        GROUPS=down_groups, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        inner, pairs_of, counts, down, down if scales is None else scales.down, second_bias, outer, tokens,
+        WIDTH=width, OUTPUTS=hidden, ROWS=tiles.rows, BLOCK_N=tiles.down_outputs, BLOCK_K=tiles.down_inputs,
+        SCALED=scaled, GROUPS=down_groups, BIAS=biases is not None, num_warps=tiles.warps, num_stages=tiles.stages,
+        **launch,
     )  # fmt: skip
     return outer
 
 
-def weighted_sum(chosen: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+def weighted_sum(
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    places: torch.Tensor | None = None,
+    experts: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Sum of `chosen` [T * K, hidden] times `weights` [T, K] over K in float32: [T, hidden]. `places` [T * K]: row of
-    `chosen` of each pair; None: its own. All are contiguous."""
+    `chosen` of each pair; None: its own. With `bias` [E, hidden] that of each pair's expert, `experts` [T, K], is added
+    to its row first. All are contiguous."""
     (tokens, top_k), hidden = weights.shape, chosen.shape[1]
     out = torch.empty((tokens, hidden), dtype=chosen.dtype, device=chosen.device)
     _weighted_sum[(tokens, triton.cdiv(hidden, 1024))](
-        chosen, weights if places is None else places, weights, out, hidden, TOP_K=top_k, PLACED=places is not None,
+        chosen, weights if places is None else places, weights, weights if experts is None else experts,
+        weights if bias is None else bias, out, hidden, TOP_K=top_k, PLACED=places is not None, BIAS=bias is not None,
         BLOCK=1024, num_warps=4, **dependent_launch(chosen.device),
     )  # fmt: skip
     return out

@@ -97,7 +97,7 @@ def unpack_words(words, zero):
     """Words [groups, outputs, words of a group] as `word_layout` has them, with zero points for them, twice in 32 bits,
     to bfloat16 [groups, outputs, inputs of a group]."""
     # Two numbers at a time: 128 + q has q in the lowest bits of a bfloat16; minus 128 + zero point it is exact.
-    e0, e1, e2, e3, e4, e5, e6, e7 = gl.inline_asm_elementwise(
+    numbers = gl.inline_asm_elementwise(
         """
         {
             .reg .b32 w, t;
@@ -124,48 +124,110 @@ def unpack_words(words, zero):
         is_pure=True,
         pack=1,
     )
+    return _in_order(numbers, words.shape)
+
+
+@gluon.jit
+def _in_order(numbers, SHAPE: gl.constexpr):
+    """Eight numbers of each word [groups, outputs, words of a group] to [groups, outputs, inputs of a group]."""
+    e0, e1, e2, e3, e4, e5, e6, e7 = numbers
     pairs = gl.join(gl.join(gl.join(e0, e1), gl.join(e2, e3)), gl.join(gl.join(e4, e5), gl.join(e6, e7)))
     # [.., outputs, 32 inputs, thread of 4, bit 0 of the input, bit 3, bit 4]
-    groups: gl.constexpr = words.shape[0]
-    outputs: gl.constexpr = words.shape[1]
-    count: gl.constexpr = words.shape[2]
+    groups: gl.constexpr = SHAPE[0]
+    outputs: gl.constexpr = SHAPE[1]
+    count: gl.constexpr = SHAPE[2]
     pairs = gl.permute(gl.reshape(pairs, [groups, outputs, count // 4, 4, 2, 2, 2]), [0, 1, 2, 6, 5, 3, 4])
     return gl.reshape(pairs, [groups, outputs, count * 8])
 
 
 @gluon.jit
-def unpack(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr):
-    """Words [warps, 2, 128] to bfloat16 [groups × warps, 16, inputs of a group]."""
+def _to_fp4(words, factor):
+    """Words of MXFP4 codes, see `fp4_packed`, times `factor`, twice in 32 bits: to bfloat16."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 w, t;
+            and.b32 t, $8, 0x81C081C0;
+            mul.rn.bf16x2 t, t, $9;
+            mov.b32 {$0, $1}, t;
+            shl.b32 t, $8, 3;
+            and.b32 t, t, 0x81C081C0;
+            mul.rn.bf16x2 t, t, $9;
+            mov.b32 {$2, $3}, t;
+            shl.b32 t, $8, 6;
+            and.b32 t, t, 0x81C081C0;
+            mul.rn.bf16x2 t, t, $9;
+            mov.b32 {$4, $5}, t;
+            shl.b32 t, $8, 1;
+            and.b32 t, t, 0x80008000;
+            shr.u32 w, $8, 3;
+            lop3.b32 t, w, 0x01800180, t, 0xEA;
+            shr.u32 w, $8, 7;
+            lop3.b32 t, w, 0x00400040, t, 0xEA;
+            mul.rn.bf16x2 t, t, $9;
+            mov.b32 {$6, $7}, t;
+        }
+        """,
+        "=h,=h,=h,=h,=h,=h,=h,=h,r,r",
+        [words, factor],
+        dtype=(gl.bfloat16,) * 8,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def unpack_fp4(words, exponents):
+    """Words of MXFP4 [1, outputs, words of 128 inputs] as `word_layout` has them, with the exponents of the four blocks
+    of each output [1, outputs], bytes of a word, to bfloat16 [1, outputs, 128 inputs]."""
+    at: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, words.type.layout))
+    word = gl.arange(0, words.shape[2], layout=at)
+    of_word = gl.expand_dims(gl.expand_dims(word // 4 * 8, 0), 1)
+    factor = (gl.expand_dims(exponents, 2) >> of_word & 255) * 0x800080
+    return _in_order(_to_fp4(words, factor), words.shape)
+
+
+@gluon.jit
+def unpack(words, zero, WARPS: gl.constexpr, GROUPS: gl.constexpr, FP4: gl.constexpr):
+    """Words [warps, 2, 128] to bfloat16 [groups × warps, 16, inputs of a group]. `zero`: zero points as
+    `unpack_words` takes them, or with FP4 exponents as `unpack_fp4` does."""
     layout: gl.constexpr = word_layout(WARPS, GROUPS)
     BLOCKS: gl.constexpr = 4 // GROUPS
     # [warp, 8 outputs of 16, output of 8, thread of 4, group, 32 inputs]
     words = gl.permute(gl.reshape(words, [WARPS, 2, 8, 4, GROUPS, BLOCKS]), [4, 0, 1, 2, 5, 3])
     words = gl.convert_layout(gl.reshape(words, [GROUPS * WARPS, 16, BLOCKS * 4]), layout, assert_trivial=True)
-    pairs = unpack_words(words, zero)
+    pairs = unpack_fp4(words, zero) if FP4 else unpack_words(words, gl.expand_dims(zero, 2))
     return gl.convert_layout(pairs, gl.DotOperandLayout(0, mma_layout(WARPS), 2), assert_trivial=True)
 
 
 @gluon.jit
-def add_product(total, words, scale, share, x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr):
-    """`total` + a step's products [groups × warps, 16 outputs, rows] times `share`."""
+def add_product(
+    total, words, scale, share, x, WARPS: gl.constexpr, GROUPS: gl.constexpr, ROWS: gl.constexpr,
+    FP4: gl.constexpr = False,
+):  # fmt: skip
+    """`total` + a step's products [groups × warps, 16 outputs, rows] times `share`. FP4: words and scales are those of
+    MXFP4, and a step is one group."""
     layout: gl.constexpr = mma_layout(WARPS)
-    zero = ((scale & 15) | 0x4300) * 0x10001
-    weights = unpack(words, gl.expand_dims(zero, 2), WARPS, GROUPS)
     none = gl.zeros([GROUPS * WARPS, 16, ROWS], gl.float32, layout=layout)
-    factor = (scale & -16).to(gl.float32, bitcast=True) * share
+    if FP4:
+        weights = unpack(words, scale, WARPS, GROUPS, FP4)
+        factor = gl.full(scale.shape, 1.0, gl.float32, layout=scale.type.layout) * share
+    else:
+        weights = unpack(words, ((scale & 15) | 0x4300) * 0x10001, WARPS, GROUPS, FP4)
+        factor = (scale & -16).to(gl.float32, bitcast=True) * share
     factor = gl.convert_layout(factor, gl.SliceLayout(2, layout), assert_trivial=True)
     return total + mma_v2(weights, x, none) * gl.expand_dims(factor, 2)
 
 
 @gluon.jit
-def store_row(ring, x, first, end, TURNS: gl.constexpr, WARPS: gl.constexpr):
-    """Copy a row of x, its steps from `first` to `end`, to shared memory: [turns, warps, 128]."""
+def store_row(ring, x, first, inputs, TURNS: gl.constexpr, WARPS: gl.constexpr):
+    """Copy a row of x, its inputs from step `first` on up to `inputs`, to shared memory: [turns, warps, 128]."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [WARPS, 1], [1, 0])
     k = (first + gl.arange(0, WARPS, layout=gl.SliceLayout(1, layout)))[:, None] * 128
     k = k + gl.arange(0, 128, layout=gl.SliceLayout(0, layout))[None, :]
     for i in gl.static_range(TURNS):
         at = k + i * WARPS * 128
-        ring.index(i).store(gl.load(x + at, at < end * 128, other=0.0))
+        ring.index(i).store(gl.load(x + at, at < inputs, other=0.0))
 
 
 @gluon.jit
@@ -231,7 +293,7 @@ def _int4_row(
     ring = gl.allocate_shared_memory(
         x.dtype.element_ty, [TURNS, WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
     )
-    store_row(ring, x, first, end, TURNS, WARPS)
+    store_row(ring, x, first, end * 128, TURNS, WARPS)
     total = gl.zeros([GROUPS * WARPS, 16, ROWS], gl.float32, layout=layout)
     for i in gl.static_range(TURNS):
         part = row_of_step(ring.index(i), WARPS, GROUPS, ROWS)

@@ -6,18 +6,23 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import torch
+
+from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.errors import ModelError
 from minisgl.layers.weights.dense import DenseWeight
-from minisgl.layers.weights.formats import Fp8Blocks, Fp8Channels, Int4Groups, WeightFormat
+from minisgl.layers.weights.formats import Fp8Blocks, Fp8Channels, Int4Groups, Mxfp4Blocks, WeightFormat
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.int4 import Int4Weight
+from minisgl.layers.weights.mxfp4 import Mxfp4Weight
 from minisgl.layers.weights.parameters import Parameters
-from minisgl.layers.weights.weight import Matrix, Projection, QuantizedWeight, Weight
+from minisgl.layers.weights.weight import Matrix, Projection, QuantizedWeight, Stack, Weight
 
 KINDS: Final[dict[type[WeightFormat], type[QuantizedWeight]]] = {
     Fp8Blocks: Fp8Weight,
     Fp8Channels: Fp8Weight,
     Int4Groups: Int4Weight,
+    Mxfp4Blocks: Mxfp4Weight,
 }
 """Class that reads each format, and keeps weights in it."""
 
@@ -29,6 +34,15 @@ class Experts(NamedTuple):
     """[experts, 2 N, hidden]: first the gates, then the gated values."""
     down: Weight
     """[experts, hidden, N]."""
+
+
+class ExpertBiases(NamedTuple):
+    """Biases of the experts of a layer."""
+
+    gate_up: torch.Tensor
+    """[experts, 2 N]."""
+    down: torch.Tensor
+    """[experts, hidden]. The first rank has it; on others it is zero."""
 
 
 class ExpertNames(NamedTuple):
@@ -58,6 +72,58 @@ def allocate_experts(
         both = [Projection(each, size, part) for each in (gate, up)]
         gate_ups.append(Matrix(both, hidden, slice(0, hidden)))
         downs.append(Matrix([Projection(down, hidden, slice(0, hidden))], size, part))
+    return _allocate_experts(parameters, gate_ups, downs, keep=keep)
+
+
+def allocate_interleaved_experts(
+    parameters: Parameters,
+    name: str,
+    count: int,
+    hidden: int,
+    size: int,
+    parallel: TensorParallel,
+    *,
+    transposed: bool,
+    biased: bool,
+) -> tuple[Experts, ExpertBiases | None]:
+    """The same where a checkpoint stores the experts of a layer as one tensor, `{name}.gate_up_proj`, with gates and
+    gated values in turn, and `{name}.down_proj`, and with `biased` their biases. `transposed`: each as [in, out], if
+    they are not quantized."""
+    stored = parameters.format_of(f"{name}.down_proj")
+    transposed &= stored is None
+    part = parallel.shard_of_blocks(size, stored.block if isinstance(stored, Mxfp4Blocks) else 1)
+    gate_ups, downs = [], []
+    rows = [slice(2 * part.start + odd, 2 * part.stop, 2) for odd in (0, 1)]
+    for index in range(count):
+        stack = Stack(index, count, transposed)
+        both = [Projection(f"{name}.gate_up_proj", 2 * size, of_part, stack=stack) for of_part in rows]
+        gate_ups.append(Matrix(both, hidden, slice(0, hidden)))
+        down = Projection(f"{name}.down_proj", hidden, slice(0, hidden), stack=stack)
+        downs.append(Matrix([down], size, part))
+    experts = _allocate_experts(parameters, gate_ups, downs, keep=True)
+    if not biased:
+        return experts, None
+    half, width = _rows(experts.gate_up) // 2, part.stop - part.start
+    gate_up_bias = parameters.new(count, 2 * half).zero_()
+    down_bias = parameters.new(count, hidden).zero_()
+    for index in range(count):
+        stack = Stack(index, count)
+        for place, of_part in zip((0, half), rows, strict=True):
+            into = gate_up_bias[index, place : place + width]
+            parameters.add_source(f"{name}.gate_up_proj_bias", (2 * size,), into, of_part, stack=stack)
+        # Added on every rank, it would count once per rank.
+        if parallel.rank == 0:
+            parameters.add_source(f"{name}.down_proj_bias", (hidden,), down_bias[index], stack=stack)
+    return experts, ExpertBiases(gate_up_bias, down_bias)
+
+
+def _rows(weight: Weight) -> int:
+    return int(weight.shape[1] if isinstance(weight, QuantizedWeight) else weight.tensors[0].shape[1])
+
+
+def _allocate_experts(
+    parameters: Parameters, gate_ups: Sequence[Matrix], downs: Sequence[Matrix], *, keep: bool
+) -> Experts:
     stored = _kept_format(parameters, [*gate_ups, *downs], experts=True) if keep else None
     return Experts(*(_allocate(parameters, each, stored, experts=True) for each in (gate_ups, downs)))
 
@@ -102,19 +168,22 @@ def _kept_format(parameters: Parameters, matrices: Sequence[Matrix], *, experts:
 def _allocate(
     parameters: Parameters, matrices: Sequence[Matrix], stored: WeightFormat | None, *, experts: bool
 ) -> Weight:
-    shape = *([len(matrices)] if experts else []), *matrices[0].shape
+    multiple = 1 if stored is None else KINDS[type(stored)].row_multiple
+    places, rows = [], 0
+    for projection in matrices[0].projections:
+        places.append(slice(rows, rows + projection.num_rows))
+        rows += -(-projection.num_rows // multiple) * multiple
+    shape = *([len(matrices)] if experts else []), rows, matrices[0].shape[1]
     kept = None if stored is None else KINDS[type(stored)].new(parameters.new, stored, *shape)
     values = parameters.new(*shape) if kept is None else kept.values
     parameters.weights_by_type[parameters.dtype_name if kept is None else kept.type_name] += math.prod(shape)
     for index, matrix in enumerate(matrices):
-        begin = 0
-        for projection in matrix.projections:
-            place = slice(begin, begin := begin + projection.num_rows)
+        for projection, place in zip(matrix.projections, places, strict=True):
             part = kept
             if part is not None:
                 part = (part.part(index) if experts else part).part(place)
             into = (values[index] if experts else values)[place] if part is None else part.values
             full = projection.out_features, matrix.in_features
             take, order = (projection.rows, matrix.columns), projection.order
-            parameters.add_weight(projection.name, full, into, *take, kept=part, order=order)
+            parameters.add_weight(projection.name, full, into, *take, kept=part, order=order, stack=projection.stack)
     return DenseWeight(values) if kept is None else kept

@@ -50,15 +50,17 @@ class DenseWeight(Weight):
 
         return normed_linear(block.x, block.residual, *norm, self.values, bias, gated=gated)
 
-    def norm_and_product(self, block: PreNorm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def norm_and_product(
+        self, block: PreNorm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `normed_product`, for callers that also use the norm: the norm, the product and the sum."""
         if (norm := self._norm_for_kernel(block)) is None:
             normed, residual = block.norm.forward(block.x, block.residual)
-            return normed, self.product(normed), residual
+            return normed, self.product(normed, bias), residual
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
         normed = torch.empty_like(block.x)
-        return normed, *normed_linear(block.x, block.residual, *norm, self.values, normed=normed)
+        return normed, *normed_linear(block.x, block.residual, *norm, self.values, bias, normed=normed)
 
     def _norm_for_kernel(self, block: PreNorm) -> tuple[torch.Tensor, float] | None:
         """Gain and epsilon of the norm, if one kernel computes it and the product."""

@@ -134,6 +134,24 @@ class Int4Groups(msgspec.Struct, frozen=True):
         return WeightCost(0.5 + 2 / self.group_size, 1.0)
 
 
+class Mxfp4Blocks(msgspec.Struct, frozen=True):
+    """FP4 (e2m1) with one exponent per block of 32 inputs, of experts that are stored as one tensor."""
+
+    name: ClassVar[str] = "mxfp4"
+    block: ClassVar[int] = 32
+    """Inputs that share an exponent."""
+
+    def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
+        count = in_features // self.block
+        return {
+            "_blocks": TensorSpec((out_features, count, self.block // 2), ("U8",)),
+            "_scales": TensorSpec((out_features, count), ("U8",)),
+        }
+
+    def kept_cost(self, *, experts: bool) -> WeightCost | None:
+        return WeightCost(0.5 + 1 / self.block, 1.0) if experts else None
+
+
 class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     """Quantization of a checkpoint."""
 
@@ -157,8 +175,8 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SUPPORTED: Final = (
-    "FP8 in blocks of 128 × 128 (quant_method fp8), FP8 per channel or per tensor (compressed-tensors), and INT4 in "
-    "groups of 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act)"
+    "FP8 in blocks of 128 × 128 (quant_method fp8), FP8 per channel or per tensor (compressed-tensors), INT4 in "
+    "groups of 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act), and gpt-oss's MXFP4"
 )
 _GROUP_SIZES: Final = (64, 128)
 _PLAIN_ORDERS: Final = (None, False, "weight", "static")
@@ -389,10 +407,20 @@ def _nested_names(found: Mapping[str, Any], field: str) -> list[str]:
     return [name for group in groups for name in _names({field: group}, field)]
 
 
+def _mxfp4(found: Mapping[str, Any]) -> Quantization:
+    """gpt-oss. Only its experts are in MXFP4."""
+    but_experts = r"(?!.*\.experts\.)"
+    named = _except_for(Mxfp4Blocks(), found, "modules_to_not_convert")
+    return Quantization(
+        format=named.format, ignored=named.ignored, ignored_patterns=(*named.ignored_patterns, but_experts)
+    )
+
+
 READERS: Final[dict[str, Callable[[Mapping[str, Any]], Quantization | None]]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "awq": _awq,
     "gptq": _gptq,
+    "mxfp4": _mxfp4,
 }
 """Readers of `quantization_config` by its `quant_method`."""

@@ -56,8 +56,8 @@ class Fp8Weight(QuantizedWeight):
         if isinstance(stored, Fp8Channels):
             return stored.has_kernels and not experts and all(size % BLOCK == 0 for size in matrix.shape)
         bounds = [matrix.in_features, matrix.columns.start, matrix.columns.stop]
-        for _, out_features, rows, _ in matrix.projections:
-            bounds += [out_features, rows.start, rows.stop]
+        for each in matrix.projections:
+            bounds += [each.out_features, each.rows.start, each.rows.stop]
         return all(bound % BLOCK == 0 for bound in bounds)
 
     @classmethod

@@ -6,6 +6,7 @@ weights, the check of a checkpoint's headers and the writer of tiny checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from minisgl.layers.weights.formats import Quantization, TensorSpec, WeightFormat
-from minisgl.layers.weights.weight import QuantizedWeight
+from minisgl.layers.weights.weight import QuantizedWeight, Stack
 
 
 def in_order(rows: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
@@ -42,14 +43,25 @@ class Source:
     """The part of a weight with a format, if it stays quantized; None: it is dequantized."""
     order: tuple[int, ...] | None = None
     """Order in which the rows of each head are wanted; None: that of the checkpoint."""
+    stack: Stack | None = None
+    """The tensor has the matrices or vectors of all experts, of which `shape` and `take` describe one."""
 
     @property
     def tensors(self) -> Mapping[str, TensorSpec]:
         """Tensors of the checkpoint that are read, by name."""
         if self.format is None:
-            return {self.name: TensorSpec(self.shape)}
-        layer = self.name.removesuffix("weight")
-        return {f"{layer}{suffix}": spec for suffix, spec in self.format.tensors(*self.shape).items()}
+            specs = {self.name: TensorSpec(self.shape)}
+        else:
+            layer = self.name.removesuffix("weight")
+            specs = {f"{layer}{suffix}": spec for suffix, spec in self.format.tensors(*self.shape).items()}
+        if self.stack is None:
+            return specs
+        return {name: TensorSpec(self.stack.shape(*spec.shape), spec.dtypes) for name, spec in specs.items()}
+
+    @property
+    def num_taken(self) -> int:
+        """Number of elements that are read."""
+        return math.prod(len(range(*part.indices(size))) for part, size in zip(self.take, self.shape, strict=True))
 
 
 def has_quantized_kernels(dtype: torch.dtype, device: torch.device) -> bool:
@@ -109,11 +121,17 @@ class Parameters:
         return None if self._quantization is None else self._quantization.format_of(layer)
 
     def add_source(
-        self, name: str, shape: tuple[int, ...], into: torch.Tensor, *take: slice, order: tuple[int, ...] | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        into: torch.Tensor,
+        *take: slice,
+        order: tuple[int, ...] | None = None,
+        stack: Stack | None = None,
     ) -> None:
         """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
         take += (slice(None),) * (len(shape) - len(take))
-        self._add(Source(name, shape, take, into, order=order))
+        self._add(Source(name, shape, take, into, order=order, stack=stack))
 
     def add_weight(
         self,
@@ -123,13 +141,15 @@ class Parameters:
         *take: slice,
         kept: QuantizedWeight | None = None,
         order: tuple[int, ...] | None = None,
+        stack: Stack | None = None,
     ) -> None:
         """As `add_source`, for the weight [out, in] of a linear layer, which is dequantized if the checkpoint has
-        quantized it, or `kept`."""
+        quantized it, or `kept`. `stack`: `layer` is the name of a tensor with several weights."""
         stored = self.format_of(layer)
         if stored is not None and kept is None:
             self.num_dequantized += into.numel()
-        self._add(Source(f"{layer}.weight", shape, take, into, stored, kept, order))
+        name = f"{layer}.weight" if stack is None else layer
+        self._add(Source(name, shape, take, into, stored, kept, order, stack))
 
     def _add(self, source: Source) -> None:
         taken = tuple(len(range(*part.indices(size))) for part, size in zip(source.take, source.shape, strict=True))

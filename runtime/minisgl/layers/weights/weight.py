@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self, TypeAlias
+from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 
@@ -24,18 +24,43 @@ class NotFiniteError(ValueError):
     answer garbage. The argument is the suffix of its name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Place of a matrix among the equal ones of all experts, which a checkpoint stores as one tensor."""
+
+    index: int
+    count: int
+    transposed: bool = False
+    """Each is stored as [in, out]."""
+
+    def shape(self, *of_one: int) -> tuple[int, ...]:
+        """Shape of the tensor that holds matrices or vectors of this shape."""
+        return self.count, *(reversed(of_one) if self.transposed else of_one)
+
+    def take(self, part: Sequence[slice]) -> tuple[slice, ...]:
+        """The `part` of this matrix, in the tensor of all."""
+        return slice(self.index, self.index + 1), *(reversed(part) if self.transposed else part)
+
+    def one(self, taken: torch.Tensor) -> torch.Tensor:
+        """What was read at `take`, as a part of the matrix."""
+        return taken[0].T if self.transposed else taken[0]
+
+
 class Projection(NamedTuple):
     """One projection of a checkpoint and this rank's rows of it."""
 
     name: str
     out_features: int
     rows: slice
+    """With a step where rows of several projections alternate."""
     order: tuple[int, ...] | None = None
     """Order in which the rows of each head are wanted; None: that of the checkpoint."""
+    stack: Stack | None = None
+    """`name` is that of a tensor with the matrices of all experts; None: that of a layer."""
 
     @property
     def num_rows(self) -> int:
-        return int(self.rows.stop - self.rows.start)
+        return len(range(*self.rows.indices(self.out_features)))
 
 
 class Matrix(NamedTuple):
@@ -138,6 +163,9 @@ class QuantizedWeight(Weight):
 
     values: torch.Tensor
     scales: torch.Tensor
+
+    row_multiple: ClassVar[int] = 1
+    """The rows of each projection are padded with zeros to a multiple of this number."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -60,6 +60,7 @@ def attention(
     window: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: bool = False,
 ) -> AttentionConfig:
     """Attention with the head counts of config.json. `head_dim`: default where the file has none."""
     heads = config.count("num_attention_heads", most=MAX_HEADS)
@@ -82,6 +83,7 @@ def attention(
         window=window,
         scale=size**-0.5 if scale is None else scale,
         softcap=softcap,
+        sinks=sinks,
     )
 
 
