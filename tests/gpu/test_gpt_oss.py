@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -17,9 +19,11 @@ from minisgl.layers.weights.weight import Draw
 from minisgl.moe.experts import run_experts
 from minisgl.moe.mixture import mixture_of_experts
 from minisgl.moe.routing import route
-from support.kernels.decode_kernels import assert_close, poisoned_outputs
+from support.kernels.decode_kernels import assert_close, check_normed_linear, poisoned_outputs
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.experts import by_plain_torch
+from support.numerics.family_checkpoints import store_experts_in_mxfp4, write_family_checkpoint
+from support.numerics.ranks import all_logits, load
 
 HIDDEN, EXPERTS, TOP_K = 2880, 6, 4
 GATE = ClampedGate(alpha=1.702, limit=7.0)
@@ -126,3 +130,23 @@ def test_a_step_with_experts_in_mxfp4_can_be_captured() -> None:
     out.zero_()
     graph.replay()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("outputs", [5120, 32])
+def test_norms_that_round_last_are_fused_with_a_product(outputs: int) -> None:
+    check_normed_linear(
+        torch.device("cuda"), inputs=HIDDEN, outputs=outputs, gated=False, with_residual=True, dtype=torch.bfloat16,
+        with_bias=True, round_last=True,
+    )  # fmt: skip
+
+
+def test_a_model_in_mxfp4_matches_a_cpu(tmp_path: Path) -> None:
+    checkpoint = write_family_checkpoint(tmp_path, "gpt-oss", hidden_size=192, intermediate_size=160, head_dim=64)
+    store_experts_in_mxfp4(checkpoint)
+    model = load(checkpoint, dtype=torch.bfloat16, device="cuda")
+    assert model.parameters.weights_by_type["mxfp4"] > 0 and not model.parameters.num_dequantized
+    for sequences in ([[7]], [[3 + i * 7 % 290 for i in range(60)], [5, 6, 7]]):
+        expected = all_logits(load(checkpoint), sequences)
+        errors = (all_logits(model, sequences).float().cpu() - expected).norm(dim=1) / expected.norm(dim=1)
+        # Rounding may select another expert for some tokens.
+        assert errors.median() < 0.05

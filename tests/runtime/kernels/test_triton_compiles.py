@@ -95,9 +95,10 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 | {"outputs": INT, "rows": INT, "eps": FLOAT},
                 {"INPUTS": inputs, "ROWS": rows, "BLOCK_N": 4, "BLOCK_K": 1024}
                 | dict.fromkeys(("NORM", "ADD", "KEEP"), normed)
-                | {"BIAS": bias, "GATED": gated, "PDL": True},
+                | {"ROUND_LAST": inputs == 2880, "BIAS": bias, "GATED": gated, "PDL": True},
             )
             for inputs, rows, normed, bias, gated in (
+                (2880, 1, True, True, False),
                 (3072, 1, False, False, False),
                 (1024, 1, True, False, True),
                 (5120, 1, True, False, False),

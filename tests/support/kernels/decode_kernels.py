@@ -154,6 +154,7 @@ def check_normed_linear(
     with_residual: bool,
     dtype: torch.dtype,
     with_bias: bool = False,
+    round_last: bool = False,
 ) -> None:
     x = draw(1, inputs, dtype=dtype, device=device, scale=2.0)
     residual = draw(1, inputs + 1, dtype=dtype, device=device, scale=5.0)[:, 1:].contiguous()
@@ -165,21 +166,30 @@ def check_normed_linear(
     before = x.clone(), residual.clone()
 
     exact = _normed(stream.double(), gain) @ weight.double().T + (0.0 if bias is None else bias.double())
-    plain = F.linear(rms_norm(stream, gain, 1e-6), weight, bias)
+    plain_norm = rms_norm(stream, gain, 1e-6, round_last=round_last)
+    plain = F.linear(plain_norm, weight, bias)
     if gated:
         exact, plain = (F.silu(both[:, :outputs]) * both[:, outputs:] for both in (exact, plain))
     assert dense_skinny_triton.fits(x, weight, normed=True)
     with poisoned_outputs():
         ours, our_stream = dense_skinny_triton.normed_linear(
-            x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated
+            x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated, round_last=round_last
         )
         normed = torch.empty_like(x)
         again, _ = dense_skinny_triton.normed_linear(
-            x, residual if with_residual else None, gain, 1e-6, weight, bias, gated=gated, normed=normed
+            x,
+            residual if with_residual else None,
+            gain,
+            1e-6,
+            weight,
+            bias,
+            gated=gated,
+            normed=normed,
+            round_last=round_last,
         )
     assert_close(ours, exact, plain)
     assert torch.equal(again, ours)
-    assert_close(normed, _normed(stream.double(), gain), rms_norm(stream, gain, 1e-6))
+    assert_close(normed, _normed(stream.double(), gain), plain_norm)
     assert torch.equal(our_stream, stream), "the residual stream is not the sum"
     # Other programs may still read them.
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
@@ -366,6 +376,10 @@ def _cases() -> dict[str, Case]:
             check_normed_linear, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual,
             dtype=half, with_bias=with_bias,
         )  # fmt: skip
+    cases["norm rounded last, linear 192 to 21"] = partial(
+        check_normed_linear, inputs=192, outputs=21, gated=False, with_residual=True, dtype=half, with_bias=True,
+        round_last=True,
+    )  # fmt: skip
     for lengths, kv_heads, group, head_dim, page_size, window, *stored in (
         ((1, 2, 33, 300), 2, 3, 64, 32, None),
         ((129, 128), 1, 2, 128, 64, None),

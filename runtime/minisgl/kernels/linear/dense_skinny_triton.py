@@ -27,6 +27,8 @@ _FEW_OUTPUTS_INPUTS = 6144
 _VECTOR_INPUTS = 32_768
 _INPUTS_MULTIPLE = 128
 """Inputs per tile of the tensor-core kernel, which has no mask for them."""
+_VECTOR_INPUTS_MULTIPLE = 64
+"""Of the other kernel: rows of W that begin at a cache line."""
 _WEIGHT_REGISTERS = 80
 """Registers of a thread for its part of W; more would allow too few threads."""
 _PROGRAMS = 256
@@ -61,15 +63,19 @@ def _part(row, there, BEGIN: tl.constexpr, INPUTS: tl.constexpr, BLOCK_K: tl.con
 
 
 @triton.jit
-def _normed(parts, gains, eps, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr):
-    """RMSNorm of a row, rounded where separate operations would round."""
+def _normed(
+    parts, gains, eps, INPUTS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, ROUND_LAST: tl.constexpr
+):  # fmt: skip
+    """RMSNorm of a row, rounded where separate operations would round. ROUND_LAST: behind the gain alone."""
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for i in tl.static_range(TILES):
         squares += parts[i].to(tl.float32) * parts[i].to(tl.float32)
     scale = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)
     normed = ()
     for i in tl.static_range(TILES):
-        value = (parts[i].to(tl.float32) * scale).to(parts[i].dtype).to(tl.float32)
+        value = parts[i].to(tl.float32) * scale
+        if not ROUND_LAST:
+            value = value.to(parts[i].dtype).to(tl.float32)
         normed = normed + ((value * gains[i].to(tl.float32)).to(parts[i].dtype),)
     return normed
 
@@ -95,7 +101,8 @@ def _bias(bias, n, outputs, BLOCK_N: tl.constexpr, BIAS: tl.constexpr):
 def _vector(
     x, residual, gain, weight, bias, out, stream, kept, outputs, rows, eps,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr,
-    ADD: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    ROUND_LAST: tl.constexpr, ADD: tl.constexpr, KEEP: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of all rows, multiplied and added in registers. A gated program has the gates of
     its outputs in the first `outputs` rows of W, and the gated values in the rows behind them; the bias likewise."""
@@ -138,7 +145,7 @@ def _vector(
     for row in tl.static_range(ROWS):
         mine = parts[row]
         if NORM:
-            mine = _normed(mine, gains, eps, INPUTS, BLOCK_K, TILES)
+            mine = _normed(mine, gains, eps, INPUTS, BLOCK_K, TILES, ROUND_LAST)
             if KEEP:
                 for i in tl.static_range(TILES):
                     k = i * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -172,14 +179,13 @@ def _matrix(
 def fits(x: torch.Tensor, weight: torch.Tensor, *, in_registers: bool = False, normed: bool = False) -> bool:
     """Whether `skinny_linear` supports this product and, if asked, computes it without tensor cores, or `normed_linear`
     supports it."""
-    if normed and (len(x) > 1 or weight.shape[1] > _NORMED_INPUTS):
-        return False
-    if in_registers and not _in_registers(len(x), *weight.shape):
+    vector = _in_registers(len(x), *weight.shape)
+    if (in_registers and not vector) or (normed and (len(x) > 1 or weight.shape[1] > _NORMED_INPUTS)):
         return False
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and 0 < len(x) <= MAX_ROWS
-        and weight.shape[1] % _INPUTS_MULTIPLE == 0
+        and weight.shape[1] % (_VECTOR_INPUTS_MULTIPLE if vector else _INPUTS_MULTIPLE) == 0
         and weight.shape[1] <= _VECTOR_INPUTS
         and x.is_contiguous()
         and weight.is_contiguous()
@@ -200,8 +206,8 @@ def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
             x, x, x, weight, x if bias is None else bias, out, x, x, outputs, rows, 0.0, INPUTS=inputs,
-            ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ADD=False, KEEP=False,
-            BIAS=bias is not None, GATED=False, num_warps=warps, **dependent_launch(x.device),
+            ROWS=triton.next_power_of_2(rows), BLOCK_N=block_n, BLOCK_K=block_k, NORM=False, ROUND_LAST=False,
+            ADD=False, KEEP=False, BIAS=bias is not None, GATED=False, num_warps=warps, **dependent_launch(x.device),
         )  # fmt: skip
     else:
         block_n, block_k = _MATRIX_TILE
@@ -222,9 +228,11 @@ def normed_linear(
     *,
     gated: bool = False,
     normed: torch.Tensor | None = None,
+    round_last: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm of `x` + `residual` [M, K], times `weight` [N, K], + `bias` [N]; `gated`: SiLU of the first N / 2
     outputs × the rest. `x` and `weight` must be supported. `normed` [M, K], if given, receives the norm.
+    `round_last`: see `layers.norm_config`.
 
     Returns the product, [M, N] or [M, N / 2], and the sum, which without a residual is `x` itself.
     """
@@ -236,8 +244,8 @@ def normed_linear(
     _vector[(triton.cdiv(outputs, block_n),)](
         x, x if residual is None else residual, gain, weight, x if bias is None else bias, out, stream,
         x if normed is None else normed, outputs, rows, eps, INPUTS=inputs, ROWS=triton.next_power_of_2(rows),
-        BLOCK_N=block_n, BLOCK_K=block_k, NORM=True, ADD=residual is not None, KEEP=normed is not None,
-        BIAS=bias is not None, GATED=gated, num_warps=warps, **dependent_launch(x.device),
+        BLOCK_N=block_n, BLOCK_K=block_k, NORM=True, ROUND_LAST=round_last, ADD=residual is not None,
+        KEEP=normed is not None, BIAS=bias is not None, GATED=gated, num_warps=warps, **dependent_launch(x.device),
     )  # fmt: skip
     return out, stream
 

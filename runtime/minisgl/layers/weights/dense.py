@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from minisgl.layers.norm import RMSNorm
 from minisgl.layers.weights.inputs import Input, PreNorm, wide
 from minisgl.layers.weights.weight import Kernel, Weight
 
@@ -48,7 +49,10 @@ class DenseWeight(Weight):
             return None
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
-        return normed_linear(block.x, block.residual, *norm, self.values, bias, gated=gated)
+        kind = norm.kind
+        return normed_linear(
+            block.x, block.residual, norm.gain, kind.eps, self.values, bias, gated=gated, round_last=kind.round_last
+        )
 
     def norm_and_product(
         self, block: PreNorm, bias: torch.Tensor | None = None
@@ -59,16 +63,19 @@ class DenseWeight(Weight):
             return normed, self.product(normed, bias), residual
         from minisgl.kernels.linear.dense_skinny_triton import normed_linear
 
-        normed = torch.empty_like(block.x)
-        return normed, *normed_linear(block.x, block.residual, *norm, self.values, bias, normed=normed)
+        normed, kind = torch.empty_like(block.x), norm.kind
+        return normed, *normed_linear(
+            block.x, block.residual, norm.gain, kind.eps, self.values, bias, normed=normed, round_last=kind.round_last
+        )
 
-    def _norm_for_kernel(self, block: PreNorm) -> tuple[torch.Tensor, float] | None:
-        """Gain and epsilon of the norm, if one kernel computes it and the product."""
-        if not block.x.is_cuda:
+    def _norm_for_kernel(self, block: PreNorm) -> RMSNorm | None:
+        """The norm, if one kernel computes it and the product."""
+        norm = block.norm
+        if not block.x.is_cuda or not isinstance(norm, RMSNorm) or norm.kind.unit_offset:
             return None
         from minisgl.kernels.linear.dense_skinny_triton import fits
 
-        return block.plain_norm if fits(block.x, self.values, normed=True) else None
+        return norm if fits(block.x, self.values, normed=True) else None
 
     @property
     def has_expert_kernels(self) -> bool:
