@@ -7,6 +7,7 @@ import shutil
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -177,8 +178,10 @@ def _names(order: int) -> dict[str, str]:
     return {f"{kernel.fn.__module__}.{kernel.fn.__qualname__}": kernel.cache_key for kernel in _kernels[::order]}
 
 
-@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-30b-a3b"])
-@pytest.mark.parametrize("quantization", [None, "fp8-block", "int4"])
+@pytest.mark.parametrize(
+    ("model", "quantization"),
+    [*product(("qwen3-0.6b", "qwen3-30b-a3b"), (None, "fp8-block", "int4")), ("gpt-oss-20b", None)],
+)
 def test_the_name_of_a_kernel_does_not_depend_on_earlier_compilations(model: str, quantization: str | None) -> None:
     """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
     _kernels.clear()
