@@ -29,6 +29,7 @@ _CASES = (
     Case("glm4", UNLIMITED, "hit", True, 16, "alone", False),
     Case("glm4-moe", 7, "hit", True, 16, "others", True),
     Case("qwen2-moe, windows, dense layers", 7, "hit", True, 16, "alone", True),
+    Case("granite-moe", 64, "cold", True, 16, "others", False),
     Case("minimax-m2", 64, "hit", True, 16, "alone", True),
     Case("ernie4.5-moe", 64, "hit", False, 1, "others", False),
     Case("gemma3", 7, "hit", True, 16, "others", True),
