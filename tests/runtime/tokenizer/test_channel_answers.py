@@ -84,7 +84,7 @@ def test_parts_arrive_in_their_order_and_reasoning_is_counted_apart() -> None:
 
 
 def test_text_that_is_held_back_for_a_stop_string_keeps_its_order() -> None:
-    made = session(params=SamplingParams(stop=("I look.Hm.!",)))
+    made = session(params=SamplingParams(stop=("I look.assistantanalysisHm.!",)))
     found, _ = events(made, f"{PREAMBLE}{HEAD}{THOUGHT}{HEAD}<|channel|>final<|message|>Yes<|return|>")
     assert found == [("text", "I look."), ("reasoning", "Hm."), ("text", "\n\nYes")]
 
