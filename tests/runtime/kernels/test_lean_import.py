@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minisgl.kernels.compile.lean_import import lean_package
+from minisgl.kernels.compile.flashinfer_setup import lean_package
 
 
 def test_the_package_is_imported_on_first_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

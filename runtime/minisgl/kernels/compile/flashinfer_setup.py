@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import shutil
+import sys
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import torch
 
 from minisgl.kernels.compile.flashinfer_kernels import DTYPE_NAMES, FlashInferKernel
-from minisgl.kernels.compile.lean_import import lean_package
 
 KERNELS_DIR: Final = "MINISGL_KERNELS_DIR"
 """Environment variable: folder of kernels compiled ahead of time, one sub-folder per kernel as flashinfer names it.
@@ -73,3 +75,28 @@ def _runs(architecture: str, capability: tuple[int, int]) -> bool:
     if architecture.endswith("a"):
         return capability == (major, minor)
     return capability[0] == major and capability[1] >= minor
+
+
+def lean_package(name: str) -> ModuleType:
+    """Make modules of the package `name` importable without its __init__, which may import hundreds of others for
+    seconds; it runs on first access to an attribute. Raises ImportError if there is no such package."""
+    known = sys.modules.get(name)
+    if known is not None:
+        return known
+    specification = importlib.util.find_spec(name)
+    if specification is None or specification.loader is None:
+        raise ImportError(f"there is no package {name}")
+    loader = specification.loader
+    package: Any = importlib.util.module_from_spec(specification)
+
+    def rest(attribute: str) -> Any:
+        # The import system probes attributes before it imports a module: that must not run the __init__.
+        if attribute.startswith("__") or importlib.util.find_spec(f"{name}.{attribute}") is not None:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        del package.__getattr__
+        loader.exec_module(package)
+        return getattr(package, attribute)
+
+    package.__getattr__ = rest
+    sys.modules[name] = package
+    return sys.modules[name]

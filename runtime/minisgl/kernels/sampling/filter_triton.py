@@ -10,8 +10,15 @@ import triton.language as tl
 
 from minisgl.kernels.launch.dependent_launch_triton import start_next, wait_for_previous
 from minisgl.kernels.sampling import sampling_rows as columns_of
-from minisgl.kernels.sampling.candidates_triton import gather_candidates, logits_at, select_groups
-from minisgl.kernels.sampling.logit_keys_triton import key_of, kth_largest, logit_of, middle_down
+from minisgl.kernels.sampling.candidates_triton import (
+    gather_candidates,
+    key_of,
+    kth_largest,
+    logit_of,
+    logits_at,
+    middle_down,
+    select_groups,
+)
 from minisgl.kernels.sampling.random_bits_triton import gumbel_noise_log2, row_keys
 
 _TOP_K = tl.constexpr(columns_of.TOP_K)

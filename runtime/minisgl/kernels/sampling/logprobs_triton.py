@@ -6,8 +6,7 @@ import triton.language as tl
 
 from minisgl.kernels.launch.dependent_launch_triton import start_next, wait_for_previous
 from minisgl.kernels.sampling import sampling_rows as columns_of
-from minisgl.kernels.sampling.candidates_triton import gather_candidates, select_groups
-from minisgl.kernels.sampling.logit_keys_triton import key_of, kth_largest
+from minisgl.kernels.sampling.candidates_triton import gather_candidates, key_of, kth_largest, select_groups
 
 _STAGES = tl.constexpr(columns_of.STAGES)
 _REPORTED = tl.constexpr(columns_of.REPORTED)
