@@ -18,6 +18,7 @@ from minisgl.replica.options import ReplicaIdentity
 from minisgl.replica.pods import MemberPods
 from minisgl.wire.peer_secret import PeerSecret
 from support.launcher.ports import free_port
+from support.launcher.required_secret import required_secret
 
 IDENTITY = ReplicaIdentity(replica="r", revision="a", tensor_parallel=2, ranks_per_pod=1)
 PORT = free_port()
@@ -25,11 +26,7 @@ PORT = free_port()
 
 @pytest.fixture
 def secret(tmp_path: Path) -> PeerSecret:
-    (tmp_path / "peers").mkdir()
-    (tmp_path / "peers" / "a").write_text("1.s3cret\n")
-    secret = PeerSecret(str(tmp_path / "peers"), tmp_path / "required")
-    secret.require()
-    return secret
+    return required_secret(tmp_path)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from minisgl.wire import receive_limit
 from minisgl.wire.messages import WIRE_VERSION, FromScheduler, Hello, ModelCard, Welcome
 from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.sockets import Codec
+from support.launcher.required_secret import required_secret
 from support.messages import submit_of
 
 CARD = ModelCard(name="m", revision="", max_model_len=8, vocab_size=8, eos_token_ids=(), tokenizer_hashes={})
@@ -25,11 +26,7 @@ CARD = ModelCard(name="m", revision="", max_model_len=8, vocab_size=8, eos_token
 
 @pytest.fixture
 def secret(tmp_path: Path) -> PeerSecret:
-    (tmp_path / "peers").mkdir()
-    (tmp_path / "peers" / "a").write_text("1.s3cret\n")
-    secret = PeerSecret(str(tmp_path / "peers"), tmp_path / "required")
-    secret.require()
-    return secret
+    return required_secret(tmp_path)
 
 
 @pytest.fixture

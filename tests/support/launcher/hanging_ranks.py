@@ -28,20 +28,17 @@ from minisgl.launcher import roles, serve
 from minisgl.launcher.child import Control
 from minisgl.launcher.process import ProcessSpec
 from minisgl.replica import epoch
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.plan import StepPlan, StepResult
+from support.wrapped_engine import WrappedEngine
 
 DIRECTORY: Final = "HANGS"
 
 
-class HangingEngine:
-    """Implements `interface.Engine`."""
-
+class HangingEngine(WrappedEngine[Engine]):
     def __init__(self, engine: Engine, rank: int) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._rank = rank
         self._deserted = False
-        self.limits = engine.limits
-        self.stats = engine.stats
 
     def launch(self, plan: StepPlan) -> Any:
         if self._is_due("launch"):
@@ -53,27 +50,12 @@ class HangingEngine:
         self._deserted |= self._is_due("desert")
         return plan.step if self._deserted else self._engine.launch(plan)
 
-    def use_idle_time(self) -> bool:
-        return False
-
-    def waits_for_masks(self, handle: Any) -> bool:
-        return self._engine.waits_for_masks(handle)
-
-    def mask_memory(self, rows: int) -> IntArray:
-        return self._engine.mask_memory(rows)
-
-    def sample(self, handle: Any, masks: IntArray) -> None:
-        self._engine.sample(handle, masks)
-
     def collect(self, handle: Any) -> StepResult:
         if self._is_due("collect"):
             threading.Event().wait()
         if self._is_due("fail"):
             raise MemoryError
         return StepResult(handle, np.empty(0, np.int32)) if self._deserted else self._engine.collect(handle)
-
-    def close(self) -> None:
-        self._engine.close()
 
     def _is_due(self, operation: str) -> bool:
         try:

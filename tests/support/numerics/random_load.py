@@ -38,6 +38,7 @@ from minisgl.wire.plan import IntArray, StepPlan
 from support.constrained import ToyGrammar, ToyGrammars
 from support.messages import submit_of
 from support.scheduler_audit import check
+from support.wrapped_engine import WrappedEngine
 
 _CHECK_EVERY: Final = 32
 """Steps between two audits, which cost more than a step."""
@@ -95,13 +96,12 @@ class _Open:
         return not self.submit.constraint.grammar or has_reasoning or token in ends or (self.sum + token) % _FACTOR == 0
 
 
-class _Audited:
+class _Audited(WrappedEngine[CpuEngine | CudaEngine]):
     """Engine that checks after some steps that free pages are full of NaN."""
 
     def __init__(self, engine: CpuEngine | CudaEngine, scheduler: Scheduler) -> None:
-        self.limits, self.stats = engine.limits, engine.stats
+        super().__init__(engine)
         self.audited_pages = 0
-        self._engine = engine
         self._scheduler = scheduler
         self._free: dict[int, IntArray] = {}
         self._dirty = torch.zeros((), dtype=torch.int64, device=engine.runner.kv.groups[0].keys.device)
@@ -112,24 +112,6 @@ class _Audited:
             # The plan has just been made: pages that are free now are poisoned by an earlier step or by this one.
             self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
         return self._engine.launch(plan)
-
-    def use_idle_time(self) -> bool:
-        return False
-
-    def waits_for_masks(self, handle: Any) -> bool:
-        return self._engine.waits_for_masks(handle)
-
-    def mask_memory(self, rows: int) -> IntArray:
-        return self._engine.mask_memory(rows)
-
-    def sample(self, handle: Any, masks: IntArray) -> None:
-        self._engine.sample(handle, masks)
-
-    def collect(self, handle: Any) -> Any:
-        return self._engine.collect(handle)
-
-    def close(self) -> None:
-        self._engine.close()
 
     def check(self) -> None:
         assert int(self._dirty) == 0, f"{int(self._dirty)} values of pages that nobody owns are no NaN"

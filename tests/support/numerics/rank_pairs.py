@@ -28,13 +28,13 @@ from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.engine import create_engine
-from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.launcher.rank_specs import file_rendezvous
 from minisgl.launcher.ranks import WorkerRankConfig
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.numerics.cases import Case
 from support.numerics.run import Outcome, full_of_nan, pool_pages, serve
 from support.numerics.workload import Workload, engine_config, scheduler_config
+from support.wrapped_engine import WrappedEngine
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -49,11 +49,11 @@ class Followed(msgspec.Struct, frozen=True):
     """Number of checks in which a free page was not full of NaN."""
 
 
-class Witness:
+class Witness(WrappedEngine[CpuEngine | CudaEngine]):
     """Engine that hashes its plans and results."""
 
     def __init__(self, engine: CpuEngine | CudaEngine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._hash = hashlib.sha256()
         self._rows: dict[int, bytes] = {}
         self._unowned = np.ones(engine.limits.num_pages, np.bool_)
@@ -62,14 +62,6 @@ class Witness:
         self._audited_pages = 0
         self._are_nan: list[tuple[int, torch.Tensor]] = []
 
-    @property
-    def limits(self) -> EngineLimits:
-        return self._engine.limits
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._engine.stats
-
     def launch(self, plan: StepPlan) -> Any:
         self._rows[plan.step] = plan.sampled_slots.tobytes()
         self._unowned[plan.poison_pages] = True
@@ -77,26 +69,11 @@ class Witness:
         self._to_audit[plan.step] = np.flatnonzero(self._unowned).astype(np.int32)
         return self._engine.launch(plan)
 
-    def use_idle_time(self) -> bool:
-        return False
-
-    def waits_for_masks(self, handle: Any) -> bool:
-        return self._engine.waits_for_masks(handle)
-
-    def mask_memory(self, rows: int) -> IntArray:
-        return self._engine.mask_memory(rows)
-
-    def sample(self, handle: Any, masks: IntArray) -> None:
-        self._engine.sample(handle, masks)
-
     def collect(self, handle: Any) -> StepResult:
         result = self._engine.collect(handle)
         self._to_audit.pop(result.step, None)
         self._hash.update(self._rows.pop(result.step) + result.tokens.tobytes())
         return result
-
-    def close(self) -> None:
-        self._engine.close()
 
     def audit(self, plan: StepPlan, logits: torch.Tensor) -> None:
         """Logits hook, called when the step has run."""

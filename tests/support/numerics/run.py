@@ -27,6 +27,7 @@ from support.messages import submit_of
 from support.numerics.cases import Case
 from support.numerics.workload import ANSWER, Ask, Workload, cached_tokens, engine_config, scheduler_config
 from support.scheduler_audit import check
+from support.wrapped_engine import WrappedEngine
 
 _CHECK_EVERY = 16
 """Steps between two audits of the scheduler's state, which cost more than a step."""
@@ -77,11 +78,11 @@ class Outcome:
         )
 
 
-class Observer:
+class Observer(WrappedEngine[Engine]):
     """Engine that records its plans before the engine behind it runs them."""
 
     def __init__(self, engine: Engine, scheduler: Scheduler, work: Workload, outcome: Outcome) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._scheduler = scheduler
         self._probe = work.probe
         self._outcome = outcome
@@ -89,37 +90,14 @@ class Observer:
         self._free: dict[int, IntArray] = {}
         self._preemptions = 0
 
-    @property
-    def limits(self) -> EngineLimits:
-        return self._engine.limits
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._engine.stats
-
     def launch(self, plan: StepPlan) -> Any:
         self._note(plan)
         return self._engine.launch(plan)
-
-    def use_idle_time(self) -> bool:
-        return False
-
-    def waits_for_masks(self, handle: Any) -> bool:
-        return self._engine.waits_for_masks(handle)
-
-    def mask_memory(self, rows: int) -> IntArray:
-        return self._engine.mask_memory(rows)
-
-    def sample(self, handle: Any, masks: IntArray) -> None:
-        self._engine.sample(handle, masks)
 
     def collect(self, handle: Any) -> StepResult:
         result = self._engine.collect(handle)
         self._outcome.log.append(("collect", result.step))
         return result
-
-    def close(self) -> None:
-        self._engine.close()
 
     def tap(self, kv: KVPool) -> Callable[[StepPlan, torch.Tensor], None]:
         """Called by the engine's thread with the logits of each step."""
