@@ -25,7 +25,7 @@ _MODEL_REJECTIONS: Final[Mapping[str, tuple[Reason, str]]] = {
     ),
     "TensorDoesNotDivideHeads": (
         Reason.TENSOR_DOES_NOT_DIVIDE_HEADS,
-        "Set spec.parallelism.tensor to a divisor of the number of heads.",
+        "Set spec.parallelism.tensor to one of these numbers.",
     ),
 }
 
