@@ -29,7 +29,8 @@ def why_not(shape: AttentionShape) -> str | None:
         return "it reads no FP8 KV cache"
     if shape.head_dim not in (64, 128, 256):
         return f"it has kernels for head sizes 64, 128 and 256, not {shape.head_dim}"
-    return why_not_flashinfer(PagedPrefillKernel(shape.dtype, shape.head_dim, shape.window is not None))
+    kernel = PagedPrefillKernel(shape.dtype, shape.head_dim, shape.window is not None, shape.softcap is not None)
+    return why_not_flashinfer(kernel)
 
 
 def workspace(shape: AttentionShape) -> torch.Tensor:

@@ -158,10 +158,11 @@ class SelfAttention:
         sums = torch.stack([part.square().sum(-1) for part in wide], dim=-1)
         # Ranks beyond the number of KV heads hold the same ones.
         copies = max(1, ranks // of.num_kv_heads)
+        sums[:, 1] /= of.num_kv_heads * of.head_dim * copies
+        sums[:, 0] /= of.num_heads * of.head_dim
         if ranks > 1:
-            sums = self._parallel.all_reduce_sum(sums / sums.new_tensor([1.0, copies]))
-        sizes = sums.new_tensor([of.num_heads * of.head_dim, of.num_kv_heads * of.head_dim])
-        scales = torch.rsqrt(sums / sizes + self._norm_kind.eps)
+            sums = self._parallel.all_reduce_sum(sums)
+        scales = torch.rsqrt(sums + self._norm_kind.eps)
         normed_q, normed_k = (
             _apply_gain(part * scales[:, i, None], gain, q.dtype, round_last=self._norm_kind.round_last)
             for i, (part, gain) in enumerate(zip(wide, (q_gain, k_gain), strict=True))
@@ -217,7 +218,7 @@ class SparseFeedForward:
             self._activation = activation.ClampedGate(moe.activation.alpha, moe.activation.limit)
         else:
             self._activation = GATED_ACTIVATIONS[moe.activation]
-        hidden, size, part = config.hidden_size, moe.intermediate_size, parallel.shard(moe.intermediate_size)
+        hidden, size = config.hidden_size, moe.intermediate_size
         router = parameters.new(
             moe.num_experts, hidden, dtype=torch.float32 if routing.float32_router else parameters.dtype
         )
@@ -234,7 +235,9 @@ class SparseFeedForward:
         self._biases = None
         if names.stacked is not None:
             gate_up, down = (f"{prefix}.{each}" for each in names.stacked)
-            self.experts = allocate_stacked_experts(parameters, gate_up, down, moe.num_experts, hidden, size, part)
+            self.experts = allocate_stacked_experts(
+                parameters, gate_up, down, moe.num_experts, hidden, size, parallel.shard(size)
+            )
         elif names.interleaved:
             self.experts, self._biases = allocate_interleaved_experts(
                 parameters,
@@ -256,7 +259,7 @@ class SparseFeedForward:
                 ],
                 hidden,
                 size,
-                part,
+                parallel.shard(size),
                 keep=self._activation is silu_and_mul,
             )
         self._shared = None

@@ -26,6 +26,9 @@ CONFIG_FIELDS: Final = frozenset(
         *("qk_norm_type", "rotary_dim", "routed_scaling_factor", "scoring_func", "shared_intermediate_size"),
         *("qkv_bias", "shared_expert_intermediate_size", "topk_group", "use_qk_norm", "use_routing_bias"),
         *("sliding_window_pattern", "text_config", "use_bias", "use_bidirectional_attention", "vocab_size"),
+        *("attention_k_eq_v", "enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers"),
+        *("per_layer_config", "swiglu_alpha", "swiglu_limit", "top_k_experts", "use_double_wide_mlp"),
+        *("vocab_size_per_layer_input",),
     }
 )
 """Fields of config.json that `ModelConfig.parse` and the readers of families read."""

@@ -59,7 +59,7 @@ def graphs(calls: list[Any]) -> StepGraphs:
         attention=Attention(),
         model_config=None,
         with_layers=lambda layers: None,
-        kv=SimpleNamespace(keys=torch.zeros(1, 1, 1)),
+        kv=SimpleNamespace(groups=[SimpleNamespace(keys=torch.zeros(1, 1, 1))]),
     )
     graphs = StepGraphs()
     shares: list[float] = []

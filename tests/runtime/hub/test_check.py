@@ -121,14 +121,14 @@ def test_a_missing_directory_is_one_problem(tmp_path: Path) -> None:
     assert problem.code == "model_not_found"
 
 
-def test_a_window_of_some_layers_limits_the_sequence_length(tmp_path: Path) -> None:
+def test_a_window_of_some_layers_does_not_limit_the_sequence_length(tmp_path: Path) -> None:
     window = {"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 1}
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", config_extra={**window, "eos_token_id": None})
     (checkpoint / "generation_config.json").unlink()
     report = check_checkpoint(checkpoint)
     assert report.servable
-    assert report.max_model_len == 512
-    assert [note.code for note in report.notes] == ["sliding_window", "no_eos_token"]
+    assert report.max_model_len == 2048
+    assert [note.code for note in report.notes] == ["no_eos_token"]
 
 
 def test_dual_chunk_attention_limits_the_sequence_length(tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ _UNREAD: Final = frozenset(
         *("intermediate_size", "sliding_window"),
     }
 )
+_IN_EACH_LAYER: Final = frozenset(
+    ("head_dim", "num_attention_heads", "num_key_value_heads", "vocab_size_per_layer_input")
+)
+"""Unread where `per_layer_config` has them."""
 
 
 class _Recorder(dict[str, Any]):
@@ -151,6 +155,8 @@ def test_every_field_of_a_family_is_read_and_can_be_overridden_but_for_those_tha
     ModelConfig.parse(_Recorder(config, seen))
     assert seen - CONFIG_FIELDS == set()
     unread = {field for field, value in config.items() if value is not None} - seen
+    if config.get("per_layer_config"):
+        unread -= _IN_EACH_LAYER
     # Readers take the RoPE parameters from the whole file.
     assert unread - _UNREAD - {"rope_parameters", "original_max_position_embeddings"} == set()
 

@@ -143,5 +143,6 @@ def rotate_and_store_cuda(
 
 def rotate_queries_cuda(q: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     none = q[:, :0]
-    out, _, _ = rotate_and_store_cuda(q, none, none, rotation, none, none, none, len(q), UNSCALED)
+    locations = none.view(torch.int16)
+    out, _, _ = rotate_and_store_cuda(q, none, none, rotation, none, none, locations, len(q), UNSCALED)
     return out

@@ -53,13 +53,15 @@ class PagedPrefillKernel:
     head_dim: int
     window: bool = False
     """With a sliding window."""
+    softcap: bool = False
+    """With an upper bound of scores."""
 
     @property
     def name(self) -> str:
         t, d = DTYPE_NAMES[self.dtype], self.head_dim
         return (
             f"batch_prefill_with_kv_cache_dtype_q_{t}_dtype_kv_{t}_dtype_o_{t}_dtype_idx_i32_head_dim_qk_{d}_"
-            f"head_dim_vo_{d}_posenc_0_use_swa_{self.window}_use_logits_cap_False_f16qk_False_kv_stride_equal"
+            f"head_dim_vo_{d}_posenc_0_use_swa_{self.window}_use_logits_cap_{self.softcap}_f16qk_False_kv_stride_equal"
         )
 
     def specification(self) -> Any:
@@ -76,7 +78,7 @@ class PagedPrefillKernel:
             head_dim_vo=self.head_dim,
             pos_encoding_mode=0,
             use_sliding_window=self.window,
-            use_logits_soft_cap=False,
+            use_logits_soft_cap=self.softcap,
             use_fp16_qk_reduction=False,
         )
 

@@ -111,9 +111,9 @@ def allocate_interleaved_experts(
         for place, of_part in zip((0, half), rows, strict=True):
             into = gate_up_bias[index, place : place + width]
             parameters.add_source(f"{name}.gate_up_proj_bias", (2 * size,), into, of_part, stack=stack)
-        # Added on every rank, it would count once per rank.
-        if parallel.rank == 0:
-            parameters.add_source(f"{name}.down_proj_bias", (hidden,), down_bias[index], stack=stack)
+        # Added on every rank, it would count once per rank: others take nothing of it.
+        own = slice(0, 0 if parallel.rank else hidden)
+        parameters.add_source(f"{name}.down_proj_bias", (hidden,), down_bias[index][own], own, stack=stack)
     return experts, ExpertBiases(gate_up_bias, down_bias)
 
 
