@@ -190,6 +190,7 @@ def test_fields_that_config_json_does_not_have_are_those_of_the_architecture() -
     [
         ({"hidden_act": "gelu"}, "unsupported_activation"),
         ({"num_experts_per_tok": 64}, "invalid_config"),
+        ({"swiglu_limit": 0.0}, "invalid_config"),
         ({"layer_types": ["linear_attention"] * 24}, "unsupported_layer"),
     ],
 )

@@ -43,11 +43,12 @@ def gpt_oss(config: Fields) -> DecoderConfig:
         # The softmax of the chosen experts' logits is that of all logits, normalized over the chosen ones.
         routing=RoutingConfig(renormalize=True),
     )
+    limit = config.number("swiglu_limit", default=7.0)
+    if limit <= 0:
+        raise ModelError("invalid_config", f"config.json: swiglu_limit is {limit}, not a positive number")
     feed_forward = replace(
         plain,
-        activation=ClampedGate(
-            alpha=config.number("swiglu_alpha", default=1.702), limit=config.number("swiglu_limit", default=7.0)
-        ),
+        activation=ClampedGate(alpha=config.number("swiglu_alpha", default=1.702), limit=limit),
         router_bias=True,
         expert_bias=True,
     )
