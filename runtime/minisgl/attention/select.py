@@ -95,6 +95,7 @@ _DECODE: Final[Mapping[str, _Choice[DecodeBackend]]] = {
     "balanced": (balanced_backend.why_not, _balanced),
     "xqa": (xqa_backend.why_not, _xqa),
     "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferDecode),
+    "split": (split_backend.why_not_alone, lambda shape: SplitDecode(shape, None)),
     "torch": (_always, TorchDecode),
 }
 

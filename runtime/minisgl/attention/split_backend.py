@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS: Final = 4
 """Above this number, kernels that split contexts less also occupy the whole GPU."""
+_ROWS_ALONE: Final = 16
+"""Rows of a launch where no other backend serves the rest; more would only take more scratch memory."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -29,11 +31,18 @@ def why_not(shape: AttentionShape) -> str | None:
         return f"it computes in bfloat16 and float16, not in {str(shape.dtype).removeprefix('torch.')}"
     if shape.page_size % 32:
         return f"it serves pages of a multiple of 32 tokens, not {shape.page_size}"
-    if shape.head_dim not in (64, 128, 256):
-        return f"it serves head sizes 64, 128 and 256, not {shape.head_dim}"
+    if shape.head_dim not in (64, 128, 256, 512):
+        return f"it serves head sizes 64, 128, 256 and 512, not {shape.head_dim}"
     if shape.group > 16:
         return f"it serves up to 16 query heads per KV head, not {shape.group}"
     return None
+
+
+def why_not_alone(shape: AttentionShape) -> str | None:
+    """Reason why these kernels are not to serve batches of any size of `shape`, or None."""
+    if shape.head_dim != 512:
+        return f"it serves many rows of heads of 512 only, not of {shape.head_dim}"
+    return why_not(shape)
 
 
 class LongContexts(NamedTuple):
@@ -48,11 +57,13 @@ class SplitDecode:
     """Implements `DecodeBackend` for batches of up to MOST_ROWS rows; larger ones use `many`, and those with long
     contexts `long`. In steps without prompts it can also rotate queries and store keys and values, see `rotates`."""
 
-    def __init__(self, shape: AttentionShape, many: DecodeBackend, long: LongContexts | None = None) -> None:
-        """`long`: backend of batches that are `is_long`; None: there are none."""
+    def __init__(self, shape: AttentionShape, many: DecodeBackend | None, long: LongContexts | None = None) -> None:
+        """`many`: None where no other backend has the size of the heads: then some rows follow the others. `long`:
+        backend of batches that are `is_long`; None: there are none."""
         from minisgl.kernels.attention import split_kv_decode_triton as kernels
 
-        self.name = many.name
+        self.name = "split" if many is None else many.name
+        self._rows_together = MOST_ROWS if many is not None else _ROWS_ALONE
         self.long = None if long is None else long.backend
         self._many = many
         token_bytes = 2 * shape.kv_heads * shape.head_dim * shape.stored_dtype.itemsize
@@ -60,7 +71,7 @@ class SplitDecode:
         self._kernels = kernels
         self._window = shape.window
         self._scale = shape.score_scale * math.log2(math.e)
-        sums = (MOST_ROWS, shape.query_heads, kernels.SPLITS)
+        sums = (self._rows_together, shape.query_heads, kernels.SPLITS)
         self._sums = torch.empty(sums, dtype=torch.float32, device=shape.device)
         self._parts = torch.empty((*sums, shape.head_dim), dtype=torch.float32, device=shape.device)
         self._batch: AttentionBatch
@@ -69,7 +80,7 @@ class SplitDecode:
 
     def for_graph(self, size: int) -> DecodeBackend | None:
         # It plans nothing, so all graphs can share this object. Batches with long contexts have graphs of their own.
-        return self if size <= MOST_ROWS else self._many.for_graph(size)
+        return self if self._many is None or size <= MOST_ROWS else self._many.for_graph(size)
 
     def is_long(self, lengths: IntArray) -> bool:
         """Whether `long` serves the decode rows of these `lengths` [D]."""
@@ -95,7 +106,7 @@ class SplitDecode:
 
     def rotates(self, batch: AttentionBatch) -> bool:
         """Whether `rotate_and_decode` serves the whole `batch`, which has begun."""
-        return not batch.num_segments and self._serving is None
+        return not batch.num_segments and self._serving is None and batch.num_decode <= self._rows_together
 
     def _other(self, batch: AttentionBatch) -> DecodeBackend | None:
         """The backend that serves `batch`; None: this one."""
@@ -128,24 +139,26 @@ class SplitDecode:
         new: NewTokens | None,
     ) -> None:
         batch = self._batch
-        self._kernels.split_decode(
-            q,
-            kv.keys[layer],
-            kv.values[layer],
-            batch.page_table,
-            batch.decode_slots,
-            batch.decode_lengths,
-            self._parts,
-            self._sums,
-            out,
-            scale=self._scale,
-            scales=kv.scales[layer],
-            window=self._window,
-            sinks=sinks,
-            new=new,
-        )
+        for first in range(0, len(q), self._rows_together):
+            rows = slice(first, first + self._rows_together)
+            self._kernels.split_decode(
+                q[rows],
+                kv.keys[layer],
+                kv.values[layer],
+                batch.page_table,
+                batch.decode_slots[rows],
+                batch.decode_lengths[rows],
+                self._parts,
+                self._sums,
+                out[rows],
+                scale=self._scale,
+                scales=kv.scales[layer],
+                window=self._window,
+                sinks=sinks,
+                new=new,
+            )
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
-        if rows > MOST_ROWS:
+        if rows > MOST_ROWS and self._many is not None:
             return self._many.backend_for(rows, mixed=mixed)
         return "split" if self.long is None else f"split, {self.long.backend_for(rows, mixed=mixed)}"

@@ -122,6 +122,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 (2, 128, 0, True, True, HALVES),
                 (7, 64, 0, True, False, HALVES),
                 (4, 256, 0, True, True, HALVES),
+                (8, 512, 0, True, False, HALVES),
                 (4, 128, 4096, True, False, HALVES),
                 (5, 128, 0, True, True, FP8S),
                 (7, 64, 0, False, False, FP8S),

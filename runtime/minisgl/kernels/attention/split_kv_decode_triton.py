@@ -227,12 +227,14 @@ def split_decode(
         if rotation.q_gain is not None and rotation.k_gain is not None:
             q_gain, k_gain, norm = rotation.q_gain, rotation.k_gain, True
     early = dependent_launch(q.device)
+    # Heads of 512 would not fit into the registers of fewer warps, nor three of their blocks into shared memory.
+    is_wide = head_dim > 256
     _part[(kv_heads, SPLITS, rows)](
         q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q.stride(0),
         k.stride(0), v.stride(0), page_table.stride(0), scale * scales.key,
         1.0 / scales.key, 1.0 / scales.value, eps, KV_HEADS=kv_heads, GROUP=group,
         HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS, WINDOW=window or 0,
-        ROTATE=new is not None, NORM=norm, num_warps=4, num_stages=3, **early,
+        ROTATE=new is not None, NORM=norm, num_warps=8 if is_wide else 4, num_stages=2 if is_wide else 3, **early,
     )  # fmt: skip
     _whole[(rows * heads,)](
         parts, sums, sums if sinks is None else sinks, out, scales.value, HEADS=heads, HEAD_DIM=head_dim,
