@@ -27,7 +27,7 @@ _MEMORY_BYTES: Final = 768 << 20
 """A tokenizer with a vocabulary of 262,144 tokens takes 300 MB."""
 _LOAD_SECONDS: Final = 30
 """Time of the cores to load the files, whose size is limited."""
-_TRIAL_SECONDS: Final = 2.0
+_TRIAL_SECONDS: Final = 3.0
 """Time of the cores for everything after it, of which files of known models take a hundredth of a second."""
 _TEXT: Final = f"{string.printable} äöüß Ελλάδα Россия नमस्ते 日本語 中文 한국어 \U0001f600 \u200d\u00a0"
 """A normalizer may lengthen some characters only."""

@@ -34,7 +34,8 @@ def test_selected_rows_equal_those_of_all_rows(arch: str, layers: int, tmp_path:
     everything, _ = _hidden(checkpoint, None)
     for rows in ([4, 13, 14], [0], list(range(sum(LENGTHS)))):
         some, _ = _hidden(checkpoint, rows)
-        torch.testing.assert_close(some, everything[rows])
+        # Products of fewer rows round in another order on some processors.
+        torch.testing.assert_close(some, everything[rows], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3-moe"])

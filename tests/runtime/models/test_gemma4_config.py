@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from minisgl.models.errors import ModelError
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.errors import ModelError
 from minisgl.models.config import ModelConfig
 
 _HUB = BUILTIN_CONFIGS["gemma-4-31b"]

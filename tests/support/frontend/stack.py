@@ -47,11 +47,12 @@ class FrontendStack:
         template: str | None = None,
         max_model_len: int = 256,
         parsers: Parsers = _DETECT,
-        tokenizer: Tokenizer = TOKENIZER,
+        tokenizer: Tokenizer | None = None,
         **config: Any,
     ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-        write_directory(path / "model", tokenizer, chat_template=template or TEMPLATE, generation_config=generation)
+        written = tokenizer or TOKENIZER
+        write_directory(path / "model", written, chat_template=template or TEMPLATE, generation_config=generation)
         self.path = path
         self._max_model_len = max_model_len
         self.scheduler_address = f"ipc://{path}/scheduler"
