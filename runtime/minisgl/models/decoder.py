@@ -246,7 +246,6 @@ class SparseFeedForward:
                 hidden,
                 size,
                 parallel,
-                transposed=True,
                 biased=moe.expert_bias,
             )
         else:

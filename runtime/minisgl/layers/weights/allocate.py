@@ -83,19 +83,17 @@ def allocate_interleaved_experts(
     size: int,
     parallel: TensorParallel,
     *,
-    transposed: bool,
     biased: bool,
 ) -> tuple[Experts, ExpertBiases | None]:
     """The same where a checkpoint stores the experts of a layer as one tensor, `{name}.gate_up_proj`, with gates and
-    gated values in turn, and `{name}.down_proj`, and with `biased` their biases. `transposed`: each as [in, out], if
-    they are not quantized."""
+    gated values in turn, and `{name}.down_proj`, and with `biased` their biases. Each is [in, out], unless it is
+    quantized."""
     stored = parameters.format_of(f"{name}.down_proj")
-    transposed &= stored is None
     part = parallel.shard_of_blocks(size, stored.block if isinstance(stored, Mxfp4Blocks) else 1)
     gate_ups, downs = [], []
     rows = [slice(2 * part.start + odd, 2 * part.stop, 2) for odd in (0, 1)]
     for index in range(count):
-        stack = Stack(index, count, transposed)
+        stack = Stack(index, count, transposed=stored is None)
         both = [Projection(f"{name}.gate_up_proj", 2 * size, of_part, stack=stack) for of_part in rows]
         gate_ups.append(Matrix(both, hidden, slice(0, hidden)))
         down = Projection(f"{name}.down_proj", hidden, slice(0, hidden), stack=stack)
