@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import threading
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -52,6 +52,15 @@ def run_operator(config: Config, level: LogLevel, format: LogFormat) -> int:
             timer.cancel()
 
 
+def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no task received, as the loop does by default, but not one of a generator that is closed when
+    the loop ends: kopf's watches yield within a context manager that cannot be left so, and nothing is lost."""
+    if "asyncgen" in context:
+        _log.debug("%s: %s", context.get("message"), context.get("exception"))
+    else:
+        loop.default_exception_handler(context)
+
+
 async def _run(config: Config) -> int:
     identity = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     try:
@@ -61,6 +70,7 @@ async def _run(config: Config) -> int:
         return 1
     counts = Metrics()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(report_loop_error)
     this = asyncio.current_task()
     assert this is not None
 
