@@ -21,6 +21,10 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8"]
 CacheKind = Literal["radix", "naive"]
 QuantizationChoice = Literal["fp8", "fp8-block", "int4"]
+Task = Literal["generate", "embed", "rerank", "classify"]
+"""What a model is served for: to generate text, or to turn a text into an embedding, a pair of texts into a score, or a
+text into the probabilities of classes."""
+TaskChoice = Literal["auto", "generate", "embed", "rerank", "classify"]
 
 MAX_RUNNING: Final = 1 << 16
 """Largest number of rows of the tables, which are allocated at the start."""
@@ -67,6 +71,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: Annotated[
         Count, option("tensor-parallel ranks, each one process and, on CUDA, one GPU", default="{} rank")
     ] = msgspec.field(default=1, name="tp")
+    task: Annotated[
+        TaskChoice,
+        option(
+            "what the model is served for: generate text, embed a text, rerank (score pairs of texts) or classify a text",
+            default="auto, what the checkpoint is made for",
+        ),
+    ] = "auto"
     dtype: Annotated[
         DType,
         option(
@@ -163,6 +174,7 @@ class EngineArgs(TypedDict, total=False):
     """Engine options as keywords of `LLM`: the options of `EngineConfig`, with the same names and types."""
 
     tp: int
+    task: TaskChoice
     dtype: DType
     quantization: QuantizationChoice | None
     hf_overrides: dict[str, Any] | None

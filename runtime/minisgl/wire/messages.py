@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.config import Task
 from minisgl.wire.peer_secret import Proof
 from minisgl.wire.status import DataTypes
 
@@ -135,6 +136,35 @@ def _in_use(fields: msgspec.Struct, plain: msgspec.Struct) -> list[str]:
     return [name for name in fields.__struct_fields__ if getattr(fields, name) != getattr(plain, name)]
 
 
+class Pool(msgspec.Struct, frozen=True, kw_only=True, tag="pool", omit_defaults=True):
+    """A request for the pooled output of a text: its embedding or its scores. Nothing of it is delivered in parts, so it
+    begins again whole at another engine."""
+
+    id: bytes
+    prompt: bytes
+    """int32, at least one token, special tokens included."""
+    second_text: int = 0
+    """Index of the first token of a pair's second text, for models with token types; 0: there is one text."""
+    priority: int = 0
+    """Requests of higher priority run first."""
+    cache_salt: bytes = b""
+    """Requests share cached prefixes only with requests of the same salt."""
+    tenant: bytes = b""
+    """Whose request it is; tenants get equal shares, see `scheduler/shares.py`."""
+    remaining_ms: int = 0
+    """As in Submit."""
+
+    @property
+    def features(self) -> set[str]:
+        """Features that an engine needs for it."""
+        return {"pool"}
+
+    @property
+    def output(self) -> bytes:
+        """Tokens that were delivered: none."""
+        return b""
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End a request: its client disconnected, or its text contains a stop string. Unknown ids are ignored, since the
     request may have ended meanwhile."""
@@ -163,6 +193,11 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     tokenizer_hashes: dict[str, str]
     """File name → sha256 of each tokenizer file; frontends must use the same files."""
+    task: Task = "generate"
+    output_size: int = 0
+    """Numbers of a pooled output; 0: the model generates."""
+    labels: tuple[str, ...] = ()
+    """Names of the numbers of a classifier's output."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -257,6 +292,19 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_defau
         )
 
 
+class Pooled(msgspec.Struct, frozen=True, kw_only=True, tag="pooled", omit_defaults=True):
+    """Outputs of one step for one client, in columns; each of these requests has ended."""
+
+    ids: bytes
+    """16 bytes per row."""
+    cached: bytes
+    """int32: number of prompt tokens found in the prefix cache."""
+    values: bytes
+    """float32 [rows, size]"""
+    waits: dict[int, FirstTokenWait] = {}
+    """Durations by row."""
+
+
 class TokenRows(msgspec.Struct, frozen=True):
     """Unpacked columns of `Tokens`."""
 
@@ -348,8 +396,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Waiting requests that could not run even if there was capacity: their grammars are being compiled."""
 
 
-ToScheduler = Hello | Submit | Abort | Flush | EndDrain
-FromScheduler = Welcome | Ack | Failed | PromptLogprobs | Tokens | Status | Flushed
+ToScheduler = Hello | Submit | Pool | Abort | Flush | EndDrain
+FromScheduler = Welcome | Ack | Failed | PromptLogprobs | Tokens | Pooled | Status | Flushed
 
 FEATURES: Final = (
     *(kind.__struct_config__.tag for kind in get_args(ToScheduler)),

@@ -137,16 +137,31 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     has no effect on a model that does not mark its reasoning; false: both are errors."""
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a text that is to be pooled becomes a prompt."""
+
+    second_text: str | None = None
+    """Second text of a pair, such as the document that is scored for the query `Generate.prompt`; None: one text."""
+    prompt_name: str = ""
+    """Name of a prompt of the checkpoint (config_sentence_transformers.json) that precedes the text; empty: the default
+    one, if there is any."""
+    instruction: str | None = None
+    """Instruction in place of the checkpoint's own, for models that take one."""
+
+
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_defaults=True):
-    """A request for text: one choice. Exactly one of `messages`, `prompt` and `tokens` is given."""
+    """A request for text: one choice, or for the pooled output of a text. Exactly one of `messages`, `prompt` and
+    `tokens` is given."""
 
     id: bytes
     messages: tuple[ChatMessage, ...] | None = None
     prompt: str | None = None
     tokens: bytes | None = None
     """int32"""
-    params: SamplingParams
+    params: SamplingParams = SamplingParams()
     options: RequestOptions = RequestOptions()
+    pooling: Pooling | None = None
+    """None: text is generated. Otherwise `params` has no effect, and `Finished.values` is the answer."""
     deadline_ms: int = 0
     """Unix time in ms after which the request ends in an error; 0: none."""
     tenant: bytes = b""
@@ -270,6 +285,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Number of times that the request was preempted."""
     continued: int = 0
     """Number of times that the answer went on at another engine, or at a later start of the same one."""
+    values: bytes = b""
+    """float32 numbers of a pooled output."""
 
 
 class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
