@@ -74,7 +74,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     task: Annotated[
         TaskChoice,
         option(
-            "what the model is served for: generate text, embed a text, rerank (score pairs of texts) or classify a text",
+            "what the model is served for: generate text, embed a text, rerank (score pairs of texts), or classify a "
+            "text",
             default="auto, what the checkpoint is made for",
         ),
     ] = "auto"
@@ -195,6 +196,18 @@ class EngineArgs(TypedDict, total=False):
     audit: bool
 
 
+class PooledOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of a model that does not generate."""
+
+    task: Task
+    size: int
+    """Numbers of an output."""
+    labels: tuple[str, ...] = ()
+    """Names of the numbers of a classifier's output."""
+    whole_texts: bool = False
+    """A text is computed in one step, without the prefix cache."""
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of the scheduler; sizes are those of the engine that was started."""
 
@@ -211,6 +224,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool
     cache: CacheKind
     eos_token_ids: tuple[int, ...] = ()
+    pooling: PooledOutput | None = None
+    """None: the model generates."""
     max_waiting: Count = 1 << 20
     """Maximum number of requests that wait for a row; one more is rejected with `queue_full`."""
     audit: bool = False

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from minisgl.config import PooledOutput
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.status import DataTypes
 
@@ -22,6 +23,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     step_graphs: tuple[tuple[int, int], ...] = ()
     """Decode rows and prompt tokens of steps with prompts that are CUDA graphs. A step is padded to the first that is
     large enough; without one it is launched kernel by kernel."""
+    pooling: PooledOutput | None = None
+    """None: the model generates."""
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

@@ -9,9 +9,9 @@ attempt has an identifier of its own on the wire, so late messages about an earl
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,8 @@ from minisgl.wire.messages import (
     EndDrain,
     Failed,
     ModelCard,
+    Pool,
+    Pooled,
     PromptLogprobs,
     Status,
     Submit,
@@ -44,6 +46,9 @@ QUEUE_FULL: Final = "queue_full"
 DRAINING: Final = "draining"
 """Codes of refusals that another replica need not share."""
 
+Columns = TypeVar("Columns", Tokens, Pooled)
+"""A message with a row for each of several requests."""
+
 UNAVAILABLE: Final = "engine_unavailable"
 UNSUPPORTED: Final = "unsupported_by_engine"
 MODEL_CHANGED: Final = "model_changed"
@@ -56,7 +61,7 @@ class _Request:
     """One request, and the replica that has it."""
 
     id: bytes
-    submit: Submit
+    submit: Submit | Pool
     """With `output` as of the end of its last attempt."""
     files: FileHashes | None
     """Tokenizer files that its token ids belong to."""
@@ -95,7 +100,8 @@ class _Request:
         """Return why a replica, now or before it was lost, cannot continue the answer; empty: it can, or is unknown."""
         if self.model is None or replica.known is None:
             return ""
-        length = len(self.submit.prompt) // 4 + (self.submit.params.max_tokens or 0)
+        answer = self.submit.params.max_tokens if isinstance(self.submit, Submit) else 0
+        length = len(self.submit.prompt) // 4 + (answer or 0)
         return model_difference(self.model, replica.known.model, length)
 
     @property
@@ -121,8 +127,8 @@ class Dispatcher:
         queue_seconds: float,
         stall_seconds: float,
         *,
-        deliver: Callable[[Ack | Failed | Tokens | PromptLogprobs], None],
-        send: Callable[[str, Submit | Abort | EndDrain], None],
+        deliver: Callable[[Ack | Failed | Tokens | Pooled | PromptLogprobs], None],
+        send: Callable[[str, Submit | Pool | Abort | EndDrain], None],
         reencode: Callable[[bytes], None],
         progress: Callable[[bytes], Progress | None],
         stale_seconds: float = STALE_SECONDS,
@@ -219,7 +225,7 @@ class Dispatcher:
                     request.wait_seconds = wait_seconds
                 self._resubmit(request)
 
-    def submit(self, submit: Submit, deadline_ms: int = 0) -> None:
+    def submit(self, submit: Submit | Pool, deadline_ms: int = 0) -> None:
         """Send a new request to a replica, or a known one with token ids of the tokenizer files that are in use now.
         `deadline_ms`: Unix time in ms after which it ends in an error; 0: none."""
         request = self._requests.get(submit.id)
@@ -271,18 +277,29 @@ class Dispatcher:
 
     def tokens(self, address: str, tokens: Tokens) -> None:
         """Raises ValidationError for a message whose columns differ in length."""
-        if self._session_ids:
-            starts = range(0, len(tokens.ids), REQUEST_ID_BYTES)
-            attempt_ids = [tokens.ids[start : start + REQUEST_ID_BYTES] for start in starts]
-            session_ids = b"".join([self._session_ids.get(attempt_id, attempt_id) for attempt_id in attempt_ids])
-            self._deliver(msgspec.structs.replace(tokens, ids=session_ids))
-        else:
-            self._deliver(tokens)
+        self._deliver(self._for_session(tokens))
         # Nearly every token is not the last of its answer: those cost nothing here.
+        self._end_rows(address, tokens.ids, np.flatnonzero(np.frombuffer(tokens.finish, np.uint8)).tolist())
+
+    def pooled(self, address: str, pooled: Pooled) -> None:
+        """Raises ValidationError for a message whose columns differ in length."""
+        self._deliver(self._for_session(pooled))
+        self._end_rows(address, pooled.ids, range(len(pooled.ids) // REQUEST_ID_BYTES))
+
+    def _for_session(self, message: Columns) -> Columns:
+        """The message with the identifiers of the session."""
+        if not self._session_ids:
+            return message
+        starts = range(0, len(message.ids), REQUEST_ID_BYTES)
+        attempt_ids = [message.ids[start : start + REQUEST_ID_BYTES] for start in starts]
+        session_ids = b"".join([self._session_ids.get(attempt_id, attempt_id) for attempt_id in attempt_ids])
+        return msgspec.structs.replace(message, ids=session_ids)
+
+    def _end_rows(self, address: str, ids: bytes, rows: Iterable[int]) -> None:
+        """Forget the requests in these rows of a message with identifiers `ids`: they have ended."""
         attempts = self._attempts[address]
-        for row in np.flatnonzero(np.frombuffer(tokens.finish, np.uint8)).tolist():
-            attempt_id = tokens.ids[row * REQUEST_ID_BYTES : (row + 1) * REQUEST_ID_BYTES]
-            if (request := attempts.get(attempt_id)) is not None:
+        for row in rows:
+            if (request := attempts.get(ids[row * REQUEST_ID_BYTES : (row + 1) * REQUEST_ID_BYTES])) is not None:
                 self._end_attempt(request)
                 self._forget(request)
 

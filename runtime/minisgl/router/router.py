@@ -32,6 +32,8 @@ from minisgl.wire.messages import (
     Flushed,
     FromScheduler,
     Hello,
+    Pool,
+    Pooled,
     PromptLogprobs,
     Status,
     Submit,
@@ -154,8 +156,8 @@ class Router:
             self._update_files()
         self._send_state()
 
-    def send(self, message: Submit | Abort) -> None:
-        if isinstance(message, Submit):
+    def send(self, message: Submit | Pool | Abort) -> None:
+        if not isinstance(message, Abort):
             self._dispatcher.submit(message, self._session.deadline_ms(message.id))
         else:
             self._dispatcher.abort(message.id)
@@ -199,6 +201,8 @@ class Router:
             match message:
                 case Tokens():
                     self._dispatcher.tokens(address, message)
+                case Pooled():
+                    self._dispatcher.pooled(address, message)
                 case PromptLogprobs():
                     self._dispatcher.prompt_scored(address, message)
                 case Ack():
@@ -242,7 +246,7 @@ class Router:
         link = self._links[address]
         link.send(Hello(version, self._name, self._secret.proof("scheduler", link.identity.hex())))
 
-    def _send(self, address: str, message: Submit | Abort | EndDrain) -> None:
+    def _send(self, address: str, message: Submit | Pool | Abort | EndDrain) -> None:
         if isinstance(message, EndDrain):
             logger.info("engine %s ends its drain early: requests wait for its successor", self._replicas[address].name)
         self._links[address].send(message)

@@ -22,6 +22,7 @@ from minisgl.wire.messages import (
     FromScheduler,
     Hello,
     ModelCard,
+    Pooled,
     TokenLogprobs,
     Tokens,
     ToScheduler,
@@ -154,6 +155,10 @@ class Clients:
             return
         first = int(output.client[0])
         waits = {row: FirstTokenWait(queued, now - admitted) for row, (queued, admitted) in output.started.items()}
+        if output.pooled is not None:
+            for number in np.unique(output.client).tolist():
+                self.send(number, _pooled(output, np.flatnonzero(output.client == number), waits))
+            return
         if np.count_nonzero(output.client == first) == len(output.client):
             self.send(first, _tokens(output, slice(None), output.logprobs, waits, output.preemptions))
             return
@@ -247,6 +252,16 @@ def _select_rows(by_row: dict[int, T], rows: NDArray[np.intp]) -> dict[int, T]:
     if not by_row:
         return by_row
     return {index: by_row[row] for index, row in enumerate(rows.tolist()) if row in by_row}
+
+
+def _pooled(output: StepOutput, rows: NDArray[np.intp], waits: dict[int, FirstTokenWait]) -> Pooled:
+    assert output.pooled is not None
+    return Pooled(
+        ids=output.ids[rows].tobytes(),
+        cached=output.cached[rows].tobytes(),
+        values=output.pooled[rows].astype("<f4", copy=False).tobytes(),
+        waits=_select_rows(waits, rows),
+    )
 
 
 def _tokens(

@@ -58,12 +58,13 @@ def pack_epoch(epoch: tuple[int, int]) -> int:
 
 def scheduler_config(engine: EngineConfig, limits: EngineLimits) -> SchedulerConfig:
     """Configuration of the scheduler for an engine with these `limits`, which was started with `engine`."""
+    whole_text = limits.max_model_len if limits.pooling is not None and limits.pooling.whole_texts else 0
     return SchedulerConfig(
         **msgspec.structs.asdict(limits),
-        max_step_tokens=engine.max_step_tokens,
+        max_step_tokens=max(engine.max_step_tokens, whole_text),
         target_itl_ms=engine.target_itl_ms,
         overlap=engine.overlap,
-        cache=engine.cache,
+        cache="naive" if whole_text else engine.cache,
         audit=engine.audit,
     )
 
@@ -98,6 +99,9 @@ def run(
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
             tokenizer_hashes=config.tokenizer_hashes,
+            task="generate" if limits.pooling is None else limits.pooling.task,
+            output_size=0 if limits.pooling is None else limits.pooling.size,
+            labels=() if limits.pooling is None else limits.pooling.labels,
         )
         clients = Clients(
             context,

@@ -83,6 +83,8 @@ class Request(msgspec.Struct, kw_only=True):
     preemptions: int = 0
     continues: bool = False
     """It came with output of an engine that was lost."""
+    second_text: int = 0
+    """See `Pool.second_text`."""
 
     @property
     def is_constrained(self) -> bool:

@@ -27,9 +27,9 @@ from minisgl.scheduler.shares import Shares, has_share
 from minisgl.scheduler.step_output import DEADLINE_EXCEEDED_MESSAGE, Failure, RequestError, StepOutput
 from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
-from minisgl.scheduler.validation import request_from_submit
-from minisgl.wire.messages import STEP_TOKENS_EDGES, Counters, PromptLogprobs, Submit
-from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, IntArray, RowLogprobs, StepPlan, StepResult
+from minisgl.scheduler.validation import request_from
+from minisgl.wire.messages import STEP_TOKENS_EDGES, Counters, Pool, PromptLogprobs, Submit
+from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, FloatArray, IntArray, RowLogprobs, StepPlan, StepResult
 
 Segment = tuple[int, int, int, int]
 """Tokens of a prompt in a step: slot, start, length, and 1 if the step samples the next token."""
@@ -69,6 +69,8 @@ class Advanced(msgspec.Struct, frozen=True):
     """Left to the caller of `advance`."""
     errors: Mapping[int, CodedError]
     """Why requests ended with an error that is not due to their logits, by slot."""
+    pooled: FloatArray | None
+    """[S, size] outputs of a model that does not generate."""
 
 
 class Scheduler:
@@ -93,7 +95,8 @@ class Scheduler:
         """Seconds on a clock of the caller, who sets it before each call; times in the counters use it."""
         self.table = RequestTable(
             rows=config.max_running,
-            max_length=config.max_model_len,
+            # A pooled output takes the place of the token behind a text of any length.
+            max_length=config.max_model_len + (config.pooling is not None),
             max_pages=-(-config.max_model_len // page),
             vocab_size=config.vocab_size,
             eos_ids=config.eos_token_ids,
@@ -115,6 +118,7 @@ class Scheduler:
         self._ordered: IntArray = NO_PAGES
         self._arrivals = 0
         self._step = 0
+        self._is_whole = config.pooling is not None and config.pooling.whole_texts
         self._is_first_prompt = False
         """The newest plan is one of `_plan_first_prompt`."""
 
@@ -143,7 +147,7 @@ class Scheduler:
             rows > 0 and not table.in_prefill and (head is None or self.admission.keeps_row_from(head, rows, self.now))
         )
 
-    def submit(self, message: Submit, client: int = 0) -> bool:
+    def submit(self, message: Submit | Pool, client: int = 0) -> bool:
         """Accept a request, whose deadline is `remaining_ms` from now. One with output goes ahead of new ones, even
         into a full queue, because its client sees a pause. False: its constraint is being compiled; `StepOutput`
         reports the end of that. True: it waits for nothing but a row. Raises RequestError."""
@@ -151,11 +155,11 @@ class Scheduler:
             raise RequestError("duplicate_request", "a request with this id is already running")
         if self._is_full(message.tenant) and not message.output:
             raise RequestError("queue_full", f"{self.num_waiting} requests are already waiting; retry later")
-        request = request_from_submit(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
+        request = request_from(message, client=client, arrival=self._arrivals, now=self.now, config=self.config)
         self._arrivals += 1
         if request.tenant not in self.table.rows_of and request.tenant not in self.queue.tenants:
             self._shares.join(request.tenant, (*self.table.rows_of, *self.queue.tenants), self.now)
-        is_held = not self.constrained.submit(request, message)
+        is_held = isinstance(message, Submit) and not self.constrained.submit(request, message)
         if not is_held:
             self.queue.push(request)
         self._unfinished[request.id] = request
@@ -268,6 +272,7 @@ class Scheduler:
             poison_pages=self.pages.pool.take_freed(),
             logits_processors=processors,
             shared_prefixes=self._shared_prefixes.for_step(self.table.page_table, decode, positions),
+            second_texts=self._second_texts(prefill[:, 0]),
         )
         sampled = plan.sampled_slots
         self._launched.append(
@@ -291,11 +296,12 @@ class Scheduler:
         table = self.table
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         done = table.collect(launched.rows, launched.sampled, result.tokens)
-        self.counters.generated_tokens += len(done.slots)
+        if self.config.pooling is None:
+            self.counters.generated_tokens += len(done.slots)
         consuming, errors = NOTHING_TO_CONSUME, _NO_ERRORS
         if len(launched.constrained):
             consuming, errors = self.constrained.advance(done, begin, consume=consume)
-        return Advanced(done, launched.sampled, result.logprobs, of_prompts, consuming, errors)
+        return Advanced(done, launched.sampled, result.logprobs, of_prompts, consuming, errors, result.pooled)
 
     def output(self, advanced: Advanced) -> StepOutput:
         """Messages for clients about a step."""
@@ -323,6 +329,8 @@ class Scheduler:
             self._started(done) if first else {},
             table.take_resumed(slots),
             accepted,
+            # The rows that remain have the order of the step.
+            None if advanced.pooled is None else advanced.pooled[np.isin(advanced.sampled, slots)],
         )
 
     def _forget_ended(self, done: Completed, errors: Mapping[int, CodedError]) -> list[Failure]:
@@ -502,6 +510,13 @@ class Scheduler:
         pages = self.table.pages(request.slot)
         return np.stack((np.full(len(pages), request.slot, np.int32), np.arange(len(pages), dtype=np.int32), pages))
 
+    def _second_texts(self, slots: IntArray) -> IntArray:
+        """`StepPlan.second_texts` of the segments with these slots."""
+        if self.config.pooling is None:
+            return EMPTY
+        found = [self.table.request(slot).second_text for slot in slots.tolist()]
+        return np.array(found, np.int32) if any(found) else EMPTY
+
     def _schedule_segment(self, request: Request, budget: TokenBudget, segments: list[Segment]) -> None:
         """Add the next segment of a prompt, if the budget has tokens for it."""
         table, slot = self.table, request.slot
@@ -509,6 +524,9 @@ class Scheduler:
         start = int(table.computed[slot])
         # The step of the last token samples the next one, for which the constraint is needed.
         wanted = int(table.prefill_end[slot]) - start - request.awaits_constraint
+        if self._is_whole and wanted > budget.left:
+            # It is among the first of the next step, and shorter ones may still fit into this one.
+            return
         length = budget.grant(start, wanted) if wanted else 0
         if not length:
             return

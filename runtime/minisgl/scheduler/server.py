@@ -11,7 +11,7 @@ from typing import Final
 from minisgl.scheduler.clients import Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.step_output import RequestError
-from minisgl.wire.messages import Abort, Ack, EndDrain, Failed, Flush, Flushed, Status, Submit, ToScheduler
+from minisgl.wire.messages import Abort, Ack, EndDrain, Failed, Flush, Flushed, Pool, Status, Submit, ToScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +109,9 @@ def _drop_disconnected_clients(loop: StepLoop, clients: Clients) -> None:
 
 def _handle_message(loop: StepLoop, clients: Clients, number: int, message: ToScheduler, *, is_draining: bool) -> None:
     match message:
-        case Submit() if is_draining:
+        case Submit() | Pool() if is_draining:
             clients.send(number, Failed(message.id, "draining", _DRAINING))
-        case Submit():
+        case Submit() | Pool():
             loop.scheduler.now = time.monotonic()
             try:
                 is_queued = loop.scheduler.submit(message, number)

@@ -14,7 +14,7 @@ from minisgl.wire.messages import (
     PromptLogprobs,
     TokenLogprobs,
 )
-from minisgl.wire.plan import IntArray
+from minisgl.wire.plan import FloatArray, IntArray
 
 DEADLINE_EXCEEDED_MESSAGE: Final = "the deadline of the request passed before its answer was complete"
 
@@ -52,6 +52,8 @@ class StepOutput(msgspec.Struct, frozen=True):
     """First tokens behind a preemption by row: number of preemptions of the request so far."""
     accepted: list[tuple[int, bytes]] = []
     """Client and id of requests that are queued since their grammars are compiled."""
+    pooled: FloatArray | None = None
+    """[rows, size] outputs of a model that does not generate."""
 
     @staticmethod
     def without_tokens(failures: list[Failure], accepted: list[tuple[int, bytes]]) -> StepOutput:

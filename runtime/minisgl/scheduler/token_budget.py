@@ -51,6 +51,11 @@ class TokenBudget:
         self._least = LEAST_TOKENS
 
     @property
+    def left(self) -> int:
+        """Tokens that a step without a limit of its time has left."""
+        return self._left
+
+    @property
     def is_spent(self) -> bool:
         """True when no further prompt should begin."""
         if self._left <= 0 or self._costs is None or self._granted < self._least:

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.request import Request
 from minisgl.scheduler.step_output import RequestError
-from minisgl.wire.messages import REQUEST_ID_BYTES, AnswerConstraint, SamplingParams, Submit
+from minisgl.wire.messages import REQUEST_ID_BYTES, AnswerConstraint, Pool, SamplingParams, Submit
+from minisgl.wire.plan import IntArray
 
 LOWEST_TEMPERATURE: Final = 1e-5
 """Below it logits / temperature leaves the range of float32; sampling has long become greedy."""
@@ -30,15 +31,30 @@ MAX_BAD_WORDS: Final = 1024
 MAX_BAD_WORD_TOKENS: Final = 1024
 
 
-def request_from_submit(message: Submit, *, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
-    """The request of a client's message. Raises RequestError when a value is wrong."""
+def request_from(message: Submit | Pool, *, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
+    """The request of a client's message. Raises RequestError when a value is wrong, or the model has another task."""
+    task = "generate" if config.pooling is None else config.pooling.task
+    if isinstance(message, Submit) != (task == "generate"):
+        raise RequestError("wrong_task", f"the model is served for the task {task}")
     if len(message.id) != REQUEST_ID_BYTES:
         raise _invalid(f"the request id has {len(message.id)} bytes; it must have {REQUEST_ID_BYTES}")
     if len(message.prompt) % 4 or len(message.output) % 4 or not message.prompt:
         raise _invalid("the prompt must consist of int32 token ids, at least one")
+    if len(message.cache_salt) > MAX_SALT_BYTES:
+        raise _invalid(f"cache_salt has more than {MAX_SALT_BYTES} bytes")
+    if len(message.tenant) > MAX_TENANT_BYTES:
+        raise _invalid(f"tenant has more than {MAX_TENANT_BYTES} bytes")
     tokens = np.frombuffer(message.prompt + message.output, "<i4").astype(np.int32)
-    prompt_length = len(message.prompt) // 4
     _check_vocabulary("the prompt", (int(tokens.min()), int(tokens.max())), config)
+    if isinstance(message, Pool):
+        return _pooled(message, tokens, client, arrival, now, config)
+    return _generated(message, tokens, client, arrival, now, config)
+
+
+def _generated(
+    message: Submit, tokens: IntArray, client: int, arrival: int, now: float, config: SchedulerConfig
+) -> Request:
+    prompt_length = len(message.prompt) // 4
     if prompt_length >= config.max_model_len:
         raise _too_long(f"the prompt has {prompt_length}", config)
     params = message.params
@@ -49,10 +65,6 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         raise _invalid("max_tokens leaves no token to generate")
     if limit > config.max_model_len:
         raise _too_long(f"the prompt has {prompt_length} and max_tokens is {params.max_tokens}", config)
-    if len(message.cache_salt) > MAX_SALT_BYTES:
-        raise _invalid(f"cache_salt has more than {MAX_SALT_BYTES} bytes")
-    if len(message.tenant) > MAX_TENANT_BYTES:
-        raise _invalid(f"tenant has more than {MAX_TENANT_BYTES} bytes")
     _check_params(params, params.max_tokens, params.seed, config)
     _check_constraint(message.constraint, params.allowed_token_ids, config)
     # A request that resumes behind an earlier output has already received the log-probabilities of its prompt.
@@ -71,7 +83,7 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         ),
         stop_token_ids=frozenset(token for token in params.stop_token_ids if 0 <= token < config.vocab_size),
         priority=message.priority,
-        deadline=now + message.remaining_ms / 1000 if message.remaining_ms else None,
+        deadline=_deadline(message, now),
         arrival=arrival,
         queued_at=now,
         cache_salt=message.cache_salt,
@@ -80,6 +92,39 @@ def request_from_submit(message: Submit, *, client: int, arrival: int, now: floa
         continues=bool(message.output),
         prompt_logprobs_from=1 if reports_prompt else prompt_length,
     )
+
+
+_NO_SAMPLING: Final = SamplingParams(max_tokens=1, seed=0, temperature=0.0, ignore_eos=True)
+
+
+def _pooled(message: Pool, tokens: IntArray, client: int, arrival: int, now: float, config: SchedulerConfig) -> Request:
+    """A request whose answer is the output at the end of its prompt."""
+    if len(tokens) > config.max_model_len:
+        raise _too_long(f"the text has {len(tokens)}", config)
+    if not 0 <= message.second_text < len(tokens):
+        raise _invalid(f"the second text begins at token {message.second_text} of {len(tokens)}")
+    return Request(
+        id=message.id,
+        client=client,
+        tokens=tokens,
+        prompt_length=len(tokens),
+        limit=len(tokens) + 1,
+        params=_NO_SAMPLING,
+        stop_token_ids=frozenset(),
+        priority=message.priority,
+        deadline=_deadline(message, now),
+        arrival=arrival,
+        queued_at=now,
+        cache_salt=message.cache_salt,
+        tenant=message.tenant,
+        stream=False,
+        prompt_logprobs_from=len(tokens),
+        second_text=message.second_text,
+    )
+
+
+def _deadline(message: Submit | Pool, now: float) -> float | None:
+    return now + message.remaining_ms / 1000 if message.remaining_ms else None
 
 
 def _check_params(params: SamplingParams, max_tokens: int, seed: int, config: SchedulerConfig) -> None:

@@ -37,6 +37,8 @@ from minisgl.wire.messages import (
     Failed,
     FirstTokenWait,
     ModelCard,
+    Pool,
+    Pooled,
     PromptLogprobs,
     SamplingParams,
     Submit,
@@ -122,7 +124,7 @@ class Session:
 
     def __init__(self, token_bytes: TokenBytes | None = None, answers: AnswerFormat = PLAIN_ANSWERS) -> None:
         """`token_bytes` may come later with `use`, which the caller calls before `open`."""
-        self._to_scheduler: list[Submit | Abort] = []
+        self._to_scheduler: list[Submit | Pool | Abort] = []
         self._to_frontend: list[FromTokenizer] = []
         self._token_bytes = token_bytes
         self._answers = answers
@@ -163,6 +165,9 @@ class Session:
             return False
         if generate.id in self._requests:
             self._fail(generate.id, "duplicate_request", "a request with this identifier is running already")
+            return False
+        if self._model is not None and (generate.pooling is None) != (self._model.task == "generate"):
+            self._fail(generate.id, "wrong_task", f"the model is served for the task {self._model.task}")
             return False
         self._requests[generate.id] = _Request(generate)
         return True
@@ -205,16 +210,20 @@ class Session:
         prompt: Prompt | PromptError,
         bad_words: BadWords = (),
         prepared: PreparedConstraints | None = None,
+        second_text: int = 0,
     ) -> None:
         """Submit a request with its token ids, and those of its bad words, or end it with the error of its prompt. It
         may have been cancelled meanwhile. `prepared`: its constraints, which are built here if they are missing or
-        those of another end of the prompt, such as that of a prompt before it is truncated."""
+        those of another end of the prompt, such as that of a prompt before it is truncated. `second_text`: see Pool."""
         request = self._requests.get(request_id)
         if request is None:
             return
         try:
             if isinstance(prompt, PromptError):
                 raise prompt
+            if request.generate.pooling is not None:
+                self._submit_pool(request, prompt, second_text)
+                return
             prompt = self._truncated(request.generate, prompt)
             assert self._token_bytes is not None
             state = reasoning_state(request.generate, self._answers, self._token_bytes, prompt)
@@ -232,12 +241,14 @@ class Session:
     def cancel(self, cancel: Cancel) -> None:
         self._abort(cancel.id)
 
-    def receive(self, message: Ack | Failed | Tokens | PromptLogprobs) -> None:
+    def receive(self, message: Ack | Failed | Tokens | Pooled | PromptLogprobs) -> None:
         """Handle a message of the scheduler. Raises ValidationError for one that cannot be read; it has changed
         nothing."""
         match message:
             case Tokens():
                 self.tokens(message)
+            case Pooled():
+                self.pooled(message)
             case Ack():
                 self.acked(message)
             case Failed():
@@ -348,13 +359,36 @@ class Session:
         if (message := step.message()) is not None:
             self._to_frontend.append(message)
 
+    def pooled(self, pooled: Pooled) -> None:
+        """End requests with their pooled outputs, in one message. Raises ValidationError for columns of unequal length,
+        before anything has changed."""
+        assert self._model is not None, "requests are taken only after `open`"
+        step = StepTexts()
+        for row, (request_id, cached, values) in enumerate(pooled.rows(self._model.output_size)):
+            request = self._requests.pop(request_id, None)
+            if request is None:
+                continue
+            step.finish(
+                Finished(
+                    id=request_id,
+                    reason="stop",
+                    prompt_tokens=request.prompt_tokens,
+                    cached_tokens=cached,
+                    completion_tokens=0,
+                    wait=pooled.waits.get(row),
+                    values=values,
+                )
+            )
+        if (message := step.message()) is not None:
+            self._to_frontend.append(message)
+
     def abort_all(self) -> None:
         """End all requests: the frontend was lost, and nothing is sent to it."""
         for request_id in list(self._requests):
             self._abort(request_id)
         self._to_frontend.clear()
 
-    def take_to_scheduler(self) -> Sequence[Submit | Abort]:
+    def take_to_scheduler(self) -> Sequence[Submit | Pool | Abort]:
         messages, self._to_scheduler = self._to_scheduler, []
         return messages
 
@@ -425,6 +459,30 @@ class Session:
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
             constraint=constraint,
+        )
+
+    def _submit_pool(self, request: _Request, prompt: Prompt, second_text: int) -> None:
+        """Raises PromptError."""
+        assert self._model is not None, "requests are taken only after `open`"
+        generate, limit = request.generate, self._model.max_model_len
+        _check_tokens(prompt, self._model.vocab_size, "input")
+        if len(prompt) > limit:
+            raise PromptError(
+                "context_length_exceeded",
+                f"This model's maximum context length is {limit} tokens. The text has {len(prompt)} tokens: shorten "
+                "it, or have it cut with truncate_prompt_tokens",
+            )
+        request.prompt_tokens = len(prompt)
+        request.phase = _Phase.SUBMITTED
+        self._to_scheduler.append(
+            Pool(
+                id=generate.id,
+                prompt=prompt.tobytes(),
+                second_text=second_text,
+                priority=generate.options.priority,
+                cache_salt=generate.options.cache_salt.encode("utf-8", "replace"),
+                tenant=generate.tenant,
+            )
         )
 
     def _with_ends(self, generate: Generate) -> Generate:

@@ -24,7 +24,7 @@ EMPTY: Final[IntArray] = np.empty(0, np.int32)
 NO_UPDATES: Final[IntArray] = np.empty((3, 0), np.int32)
 NO_ROWS: Final[IntArray] = np.empty((SAMPLING_COLUMNS, 0), np.int32)
 
-_HEADER: Final = 12
+_HEADER: Final = 13
 
 
 class PlanError(ValueError):
@@ -72,6 +72,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     `logits_processors.decode_logits_processors` reads it."""
     shared_prefixes: IntArray
     """[X] decode rows whose first pages are the same; `shared_prefixes.decode_prefixes` reads it."""
+    second_texts: IntArray
+    """[P] index of the first token of each segment's second text, 0 where there is one text; empty: there is one in
+    all of them."""
     buffer: IntArray
 
     @property
@@ -102,6 +105,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         poison_pages: IntArray = EMPTY,
         logits_processors: IntArray = EMPTY,
         shared_prefixes: IntArray = EMPTY,
+        second_texts: IntArray = EMPTY,
     ) -> StepPlan:
         """Pack the arrays, whose shapes are those of the fields."""
         sizes = (
@@ -113,6 +117,7 @@ class StepPlan(msgspec.Struct, frozen=True):
             len(poison_pages),
             len(logits_processors),
             len(shared_prefixes),
+            len(second_texts),
         )
         parts = (
             (epoch & 0x7FFFFFFF, epoch >> 31, step & 0x7FFFFFFF, step >> 31, *sizes),
@@ -128,6 +133,7 @@ class StepPlan(msgspec.Struct, frozen=True):
             poison_pages,
             logits_processors,
             shared_prefixes,
+            second_texts,
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"), epoch, step, sizes)
 
@@ -195,3 +201,5 @@ class StepResult(msgspec.Struct, frozen=True):
     tokens: IntArray
     logprobs: RowLogprobs | None = None
     prompt_logprobs: tuple[PromptLogprobPart, ...] = ()
+    pooled: FloatArray | None = None
+    """[S, size] of a model that does not generate; `tokens` has 0 then, or −1."""

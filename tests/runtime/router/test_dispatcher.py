@@ -21,6 +21,8 @@ from minisgl.wire.messages import (
     EndDrain,
     Failed,
     FinishReason,
+    Pool,
+    Pooled,
     PromptLogprobs,
     Submit,
     Thinking,
@@ -521,3 +523,43 @@ def test_a_request_goes_only_to_an_engine_that_knows_its_parameters() -> None:
     assert submit(4, allowed_token_ids=(1,)) in dispatcher._parked and len(given) == 1
     dispatcher.welcome(new.address, new.welcome())
     assert not dispatcher._parked and [address for address, _ in sent[2:]] == [new.address] * 2
+
+
+def test_a_text_begins_again_whole_at_an_engine_that_can_pool() -> None:
+    given: list[Any] = []
+    sent: list[tuple[str, Any]] = []
+    dispatcher = Dispatcher(
+        RETRY_SECONDS,
+        60.0,
+        deliver=given.append,
+        send=lambda address, message: sent.append((address, message)),
+        reencode=lambda _: None,
+        progress=lambda _: Progress(b"", False),
+    )
+    dispatcher.set_files_in_use(FILE_SETS[0])
+    first, second, old = Server(0), Server(1), Server(2)
+    text = Pool(id=b"%016d" % 1, prompt=PROMPTS[0], second_text=3)
+    dispatcher.add(old.address)
+    known = old.welcome()
+    dispatcher.welcome(
+        old.address, msgspec.structs.replace(known, features=tuple(n for n in known.features if n != "pool"))
+    )
+    dispatcher.submit(Pool(id=b"%016d" % 2, prompt=PROMPTS[0]))
+    assert [(failed.code, failed.message) for failed in given] == [
+        ("unsupported_by_engine", "no connected engine knows pool; update the engines")
+    ]
+    for server in (first, second):
+        dispatcher.add(server.address)
+    dispatcher.welcome(first.address, first.welcome())
+    dispatcher.submit(text)
+    assert sent == [(first.address, text)]
+    dispatcher.welcome(second.address, second.welcome())
+    dispatcher.lost(first.address, "engine_unavailable", "lost")
+    address, again = sent[-1]
+    assert address == second.address and again == msgspec.structs.replace(text, id=again.id)
+    late = Pooled(ids=text.id, cached=bytes(4), values=b"late")
+    dispatcher.pooled(first.address, late)
+    dispatcher.pooled(second.address, Pooled(ids=again.id, cached=bytes(4), values=b"four"))
+    # A late output has the identifier of no request.
+    assert [message.ids for message in given[1:]] == [bytes(16), text.id]
+    assert not dispatcher._requests and not dispatcher._session_ids
