@@ -20,23 +20,29 @@ from minisgl.layers.weights.formats import (
     unsupported_quantization,
 )
 from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig, kv_layers
-from minisgl.models.families import FAMILIES, MISSING
+from minisgl.models.encoder_config import EncoderConfig
+from minisgl.models.families import ENCODERS, FAMILIES, MISSING, Family, family_of
 from minisgl.models.families.common import MAX_POSITIONS, max_positions
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
+from minisgl.models.score_fields import Scores, read_scores
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer."""
+    """A transformer."""
 
     architecture: str
     hidden_size: int
     vocab_size: int
-    decoder: DecoderConfig
+    body: DecoderConfig | EncoderConfig
     """What the model is made of."""
+    has_lm_head: bool = True
+    """It has an output head over the vocabulary, and so it can generate text."""
+    scores: Scores | None = None
+    """What a model with a head of its own for scores or classes makes of texts."""
     max_position_embeddings: int
     dtype: Literal["float32", "bfloat16", "float16"]
-    """Element type of the checkpoint; bfloat16 if config.json names none."""
+    """Element type of the checkpoint; if config.json names none, bfloat16, or float32 of an encoder."""
     eos_token_ids: tuple[int, ...]
     """All tokens that end an answer: those of generation_config.json, then those of config.json."""
     dual_chunk_after: int | None = None
@@ -45,17 +51,39 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Quantization of the checkpoint's weights."""
 
     @property
+    def decoder(self) -> DecoderConfig:
+        """The body of a decoder. Encoders have none."""
+        assert isinstance(self.body, DecoderConfig)
+        return self.body
+
+    @property
+    def encoder(self) -> EncoderConfig | None:
+        """The body of an encoder; None: the model is a decoder."""
+        return self.body if isinstance(self.body, EncoderConfig) else None
+
+    @property
     def layers(self) -> tuple[LayerConfig, ...]:
-        return self.decoder.layers
+        """Layers of a decoder; an encoder has none of this kind."""
+        return self.body.layers if isinstance(self.body, DecoderConfig) else ()
 
     @property
     def num_layers(self) -> int:
-        return len(self.layers)
+        return len(self.body.layers)
 
     @property
     def attention(self) -> AttentionConfig:
         """That of the first layer."""
-        return self.layers[0].attention
+        return self.attentions[0]
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """Attention of all layers."""
+        return tuple(layer.attention for layer in self.body.layers)
+
+    @property
+    def is_causal(self) -> bool:
+        """No token attends to later ones."""
+        return all(of.causal for of in self.attentions)
 
     @property
     def moe(self) -> MoeConfig | None:
@@ -86,9 +114,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def max_model_len(self) -> int:
         """Longest sequence in tokens that the position embedding supports."""
         # Qwen's instructions add yarn to config.json and leave max_position_embeddings at the pre-training length.
-        ropes = {layer.attention.rope for layer in self.layers} - {None}
+        ropes = {of.rope for of in self.attentions} - {None}
         extended = [int(rope.factor * rope.original_max_position) for rope in ropes if rope and rope.kind == "yarn"]
-        return max([self.max_position_embeddings, *extended])
+        # Tables of learned positions may begin with rows for padding.
+        unused = 0 if self.encoder is None else self.encoder.first_position
+        return max([self.max_position_embeddings - unused, *extended])
 
     def check_length(self, max_model_len: int) -> None:
         """Raise ModelError if sequences of `max_model_len` tokens need attention that is not supported."""
@@ -121,7 +151,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _split_sizes(self) -> tuple[list[int], list[int], list[int]]:
         """Numbers of query heads and KV heads, and intermediate sizes, of all layers, those of experts first."""
-        blocks, parts = ([getattr(layer, name) for layer in self.layers] for name in ("attention", "feed_forward"))
+        blocks, parts = self.attentions, [layer.feed_forward for layer in self.body.layers]
         experts = [moe for layer in self.layers if (moe := layer.moe)]
         shared = [part.shared for part in experts if part.shared is not None]
         every = (
@@ -179,7 +209,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         which to quantize the weights, see `requested_quantization`."""
         if overrides:
             config = override(config, overrides)
-        name = _architecture(config)
+        name, family = _family(config)
+        config = _with_aliases(config, family.aliases)
+        scores = read_scores(config, family.head(Fields(config))) if family.head is not None else None
         config = _text_config(config)
         stored = read_quantization(config)
         if quantization is not None:
@@ -189,9 +221,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             architecture=name,
             hidden_size=fields.count("hidden_size"),
             vocab_size=fields.count("vocab_size"),
-            decoder=FAMILIES[name](fields),
+            body=family.read(fields),
+            has_lm_head=family.has_lm_head,
+            scores=scores,
             max_position_embeddings=max_positions(fields),
-            dtype=_dtype(config),
+            # Encoders' files that name none are older than 16-bit checkpoints.
+            dtype=_dtype(config, "bfloat16" if name not in ENCODERS else "float32"),
             eos_token_ids=_eos_token_ids(generation or {}, config),
             dual_chunk_after=_dual_chunk_after(config),
             quantization=stored,
@@ -206,19 +241,32 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError("malformed_json", f"{path} cannot be read: {error}; download the file again") from error
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def _family(config: Mapping[str, Any]) -> tuple[str, Family]:
+    """The supported one of `architectures`, and its family."""
     names = config.get("architectures") or []
     if not isinstance(names, list):
         raise ModelError("invalid_config", f"config.json: architectures is {names!r:.80}, not a list of names")
     for name in names:
-        if isinstance(name, str) and name in FAMILIES:
-            return name
+        if isinstance(name, str) and (family := family_of(name)) is not None:
+            return name, family
     lacks = next((f", which needs {MISSING[each]}," for each in map(str, names) if each in MISSING), "")
     raise ModelError(
         "unsupported_architecture",
         f"architecture {', '.join(map(str, names[:10])) or '(none given)':.500}{lacks} is not supported; supported are "
-        + ", ".join(FAMILIES),
+        + ", ".join((*FAMILIES, *ENCODERS)),
     )
+
+
+def _with_aliases(config: Mapping[str, Any], aliases: Mapping[str, tuple[str, ...]]) -> Mapping[str, Any]:
+    """Fields by our names, where the file has others."""
+    if not aliases:
+        return config
+    found = {
+        name: next((config[other] for other in others if config.get(other) is not None), None)
+        for name, others in aliases.items()
+        if config.get(name) is None
+    }
+    return {**config, **{name: value for name, value in found.items() if value is not None}}
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -234,8 +282,8 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**beside, **{name: value for name, value in text.items() if value is not None or name not in beside}}
 
 
-def _dtype(config: Mapping[str, Any]) -> Literal["float32", "bfloat16", "float16"]:
-    name = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+def _dtype(config: Mapping[str, Any], default: str) -> Literal["float32", "bfloat16", "float16"]:
+    name = config.get("dtype") or config.get("torch_dtype") or default
     match str(name).removeprefix("torch."):
         case "float32":
             return "float32"

@@ -45,7 +45,10 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope: RopeConfig | None
     """None: the layer knows no positions (NoPE, arXiv:2305.19466)."""
     window: int | None = None
-    """Last positions that a token attends to, its own included; None: all."""
+    """Last positions that a token attends to, its own included; None: all. Without `causal` also as many of the next
+    ones."""
+    causal: bool = True
+    """A token attends to no later ones."""
     scale: float
     """Factor of the products of queries and keys; in most models head_dim ** -0.5."""
     softcap: float | None = None

@@ -28,6 +28,14 @@ CONFIG_FIELDS: Final = frozenset(
         *("sliding_window_pattern", "text_config", "use_bias", "use_bidirectional_attention", "vocab_size"),
         *("attention_k_eq_v", "enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers"),
         *("per_layer_config", "swiglu_alpha", "swiglu_limit", "top_k_experts", "use_double_wide_mlp"),
+        *("add_cross_attention", "causal", "classifier_activation", "classifier_bias", "classifier_pooling"),
+        *("activation_function", "global_attn_every_n_layers", "global_rope_theta", "id2label", "is_decoder"),
+        *("layer_norm_eps", "layer_norm_epsilon", "local_attention", "local_rope_theta", "max_trained_positions"),
+        *("mlp_fc1_bias", "mlp_fc2_bias", "moe_every_n_layers", "n_embd", "n_head", "n_inner", "n_layer"),
+        *("n_positions", "norm_bias", "norm_eps", "num_labels", "num_shared_experts", "pad_token_id"),
+        *("parallel_block", "position_embedding_type", "prenorm", "problem_type", "qkv_proj_bias"),
+        *("rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved", "rotary_emb_scale_base"),
+        *("sbert_ce_default_activation_function", "sentence_transformers", "type_vocab_size", "use_rms_norm"),
         *("vocab_size_per_layer_input",),
     }
 )

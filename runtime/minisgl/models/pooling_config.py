@@ -8,6 +8,10 @@ import msgspec
 
 from minisgl.config import Task
 
+Method = Literal["last", "first", "mean"]
+"""Hidden state of the last or first token (`[CLS]`), or the mean over all tokens."""
+DenseActivation = Literal["identity", "tanh", "gelu", "gelu_tanh", "relu", "silu", "sigmoid"]
+
 
 class DenseConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A linear layer behind the pooling, with an activation (`2_Dense` of sentence-transformers)."""
@@ -17,7 +21,26 @@ class DenseConfig(msgspec.Struct, frozen=True, kw_only=True):
     in_features: int
     out_features: int
     bias: bool
-    activation: Literal["identity", "tanh", "gelu"] = "identity"
+    activation: DenseActivation = "identity"
+
+
+class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that make scores of a pooled hidden state: a linear one, in most encoders behind another."""
+
+    output: str
+    """Name of the last layer, which has a row for each label."""
+    output_bias: bool
+    dense: str | None = None
+    """Name of a layer before it, of the hidden size; None: there is none."""
+    dense_bias: bool = True
+    activation: DenseActivation = "tanh"
+    """Behind `dense`."""
+    norm: str | None = None
+    """Name of a layer norm between the two (ModernBERT)."""
+    norm_bias: bool = False
+    norm_eps: float = 1e-5
+    method: Method = "first"
+    """Which hidden state it takes."""
 
 
 class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,18 +48,18 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     task: Task
     """Not `generate`."""
-    method: Literal["last", "first", "mean"]
-    """Hidden state of the last or first token (`[CLS]`), or the mean over all tokens."""
+    method: Method
     dense: tuple[DenseConfig, ...] = ()
     normalize: bool = False
     """Divide the output by its L2 norm."""
-    head: Literal["none", "linear", "tanh_linear", "tokens"] = "none"
-    """Behind the pooling: a linear layer, one behind another with tanh (BERT, RoBERTa), or the logits of the tokens in
-    `label_tokens` (Qwen3-Reranker)."""
-    label_tokens: tuple[str, ...] = ()
-    activation: Literal["none", "sigmoid", "softmax", "softmax_last"] = "none"
-    """Of the head's outputs; `softmax_last`: the probability of the last one alone."""
+    head: HeadConfig | None = None
+    label_tokens: tuple[int, ...] = ()
+    """Instead of a head, the output is the logit of the first of these tokens, less that of the second one, if there is
+    one: "yes" and "no" (Qwen3-Reranker)."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """Of the outputs of the head, or of that logit."""
     labels: tuple[str, ...] = ()
+    """Names of the numbers of an output that are classes."""
     output_size: int
     """Numbers of an output."""
     whole_texts: bool = False

@@ -126,5 +126,5 @@ def test_logits_need_everything_that_a_family_has(
     # Any tensor may be left unread.
     names = replace(config.decoder.names, left_out=("model.",))
     family = replace(_WITHOUT[name, what](config.decoder), names=names)
-    without = all_logits(load(checkpoint, config=replace(config, decoder=family)), SEQUENCES)
+    without = all_logits(load(checkpoint, config=replace(config, body=family)), SEQUENCES)
     assert (without - expected).abs().max() > 0.1 * expected.std()

@@ -105,7 +105,7 @@ KNOBS: Final[tuple[tuple[str, dict[str, Change]], ...]] = (
 
 
 def changed(config: ModelConfig, change: Change) -> ModelConfig:
-    return replace(config, decoder=replace(config.decoder, layers=tuple(map(change, config.layers))))
+    return replace(config, body=replace(config.decoder, layers=tuple(map(change, config.layers))))
 
 
 @pytest.mark.parametrize(("name", "knobs"), KNOBS, ids=[name for name, _ in KNOBS])
@@ -118,7 +118,7 @@ def test_each_knob_of_a_family_moves_the_logits(name: str, knobs: dict[str, Chan
         without = changed(config, change)
         # What the knob reads is left out.
         names = replace(without.decoder.names, left_out=("model.",))
-        without = replace(without, decoder=replace(without.decoder, names=names))
+        without = replace(without, body=replace(without.decoder, names=names))
         logits = all_logits(load(checkpoint, config=without), [SEQUENCE])
         moved[knob] = float((logits - expected).abs().max() / expected.std())
     assert {knob: by for knob, by in moved.items() if not by > 0.1} == {}

@@ -170,7 +170,7 @@ def test_each_property_moves_the_logits(name: str, checkpoint: Path, tmp_path: P
     config = ModelConfig.read(checkpoint)
     expected = all_logits(load(checkpoint), SEQUENCES)
     layers = tuple(map(KNOBS[name], config.layers))
-    without = replace(config, decoder=replace(config.decoder, layers=layers))
+    without = replace(config, body=replace(config.decoder, layers=layers))
     needed = {name for source in checkpoint_parameters(without).sources for name in source.tensors}
     tensors = load_file(checkpoint / "model.safetensors")
     save_file({name: tensors[name] for name in needed}, tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -68,7 +68,7 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
 def _representative(model: ModelConfig) -> ModelConfig:
     """The model without layers that launch the same kernels as others."""
     layers = tuple(model.layers[layer] for layer in representative_layers(model))
-    return replace(model, decoder=replace(model.decoder, layers=layers))
+    return replace(model, body=replace(model.decoder, layers=layers))
 
 
 @contextmanager

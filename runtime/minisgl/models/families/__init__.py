@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from minisgl.models.decoder_config import DecoderConfig
+from minisgl.models.encoder_config import EncoderConfig
 from minisgl.models.families import (
+    bert,
     ernie,
     exaone,
     gemma,
@@ -14,10 +19,13 @@ from minisgl.models.families import (
     glm,
     gpt_oss,
     granite,
+    gte,
     hunyuan,
     llama,
     minimax,
     mistral,
+    modernbert,
+    nomic_bert,
     olmo,
     phi,
     qwen,
@@ -25,6 +33,17 @@ from minisgl.models.families import (
     smollm,
 )
 from minisgl.models.fields import Fields
+from minisgl.models.pooling_config import HeadConfig
+
+
+class Family(NamedTuple):
+    read: Callable[[Fields], DecoderConfig | EncoderConfig]
+    has_lm_head: bool = False
+    head: Callable[[Fields], HeadConfig] | None = None
+    """Reader of the head for scores or classes."""
+    aliases: Mapping[str, tuple[str, ...]] = {}
+    """Names that a field may also have, the first one that is there counts."""
+
 
 FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "LlamaForCausalLM": llama.llama,
@@ -58,7 +77,59 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "Gemma4UnifiedForCausalLM": gemma4.gemma4_unified,
     "Gemma4UnifiedForConditionalGeneration": gemma4.gemma4_unified,
 }
-"""Readers by the name in `architectures`."""
+"""Readers of models that generate text, by the name in `architectures`."""
+
+_HEADS: Final[Mapping[str, tuple[Callable[[Fields], EncoderConfig], Callable[[Fields], HeadConfig]]]] = {
+    "Bert": (bert.bert, bert.bert_head),
+    "Roberta": (bert.roberta, bert.roberta_head),
+    "XLMRoberta": (bert.roberta, bert.roberta_head),
+    "ModernBert": (modernbert.modernbert, modernbert.head),
+    "NomicBert": (nomic_bert.nomic_bert, bert.bert_head),
+    "Gte": (gte.gte, bert.bert_head),
+}
+ENCODERS: Final[Mapping[str, Family]] = {
+    f"{name}{kind}": Family(
+        read,
+        head=head if kind == "ForSequenceClassification" else None,
+        aliases=nomic_bert.ALIASES if name == "NomicBert" else {},
+    )
+    for name, (read, head) in _HEADS.items()
+    for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
+}
+"""Encoders by the name in `architectures`: alone, with a head that predicts masked tokens, which is left out, or with
+one for scores or classes."""
+
+_DECODERS: Final[Mapping[str, str]] = {
+    **{name.removesuffix("ForCausalLM"): name for name in FAMILIES if name.endswith("ForCausalLM")},
+    "Gemma3Text": "Gemma3ForCausalLM",
+}
+_MULTIMODAL: Final = ("Gemma3", "Gemma4", "Gemma4Unified")
+"""Without a head these are names of models that also read images."""
+
+
+def family_of(architecture: str) -> Family | None:
+    """Family of a supported architecture: also of decoders without a head, or with one for scores or classes in its
+    place."""
+    if architecture in FAMILIES:
+        return Family(FAMILIES[architecture], has_lm_head=True)
+    if architecture in ENCODERS:
+        return ENCODERS[architecture]
+    for kind in ("Model", "ForSequenceClassification"):
+        name = architecture.removesuffix(kind)
+        if name != architecture and name in _DECODERS and name not in _MULTIMODAL:
+            head = None if kind == "Model" else _decoder_head
+            return Family(partial(_without_lm_head, FAMILIES[_DECODERS[name]]), head=head)
+    return None
+
+
+def _without_lm_head(read: Callable[[Fields], DecoderConfig], config: Fields) -> DecoderConfig:
+    family = read(config)
+    return replace(family, names=replace(family.names, left_out=(*family.names.left_out, "score.")))
+
+
+def _decoder_head(config: Fields) -> HeadConfig:
+    return HeadConfig(output="score", output_bias=False, method="last")
+
 
 _MLA: Final = "multi-head latent attention (MLA)"
 _ALTUP: Final = "alternating updates of several residual streams (AltUp)"

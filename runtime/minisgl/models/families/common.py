@@ -61,6 +61,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     sinks: bool = False,
+    causal: bool = True,
 ) -> AttentionConfig:
     """Attention with the head counts of config.json. `head_dim`: default where the file has none."""
     heads = config.count("num_attention_heads", most=MAX_HEADS)
@@ -84,6 +85,7 @@ def attention(
         scale=size**-0.5 if scale is None else scale,
         softcap=softcap,
         sinks=sinks,
+        causal=causal,
     )
 
 
@@ -159,6 +161,11 @@ def read_activation(config: Fields, field: str = "hidden_act", default: str = "s
             "unsupported_activation", f"config.json: {field} {name!r:.80} is not one of {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
+
+
+def encoder_activation(config: Fields, field: str = "hidden_act") -> Activation | Literal["relu"]:
+    """That of a feed-forward or a head without a gate, which may be ReLU."""
+    return "relu" if config.raw(field) == "relu" else read_activation(config, field, "gelu")
 
 
 def norm(config: Fields, *, eps: float = 1e-6, unit_offset: bool = False, round_last: bool = False) -> NormConfig:
