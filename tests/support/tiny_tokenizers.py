@@ -87,3 +87,19 @@ def write_directory(
     if generation_config is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation_config))
     return directory
+
+
+def word_pieces() -> Tokenizer:
+    """WordPiece in lower case, as BERT has: [CLS] and [SEP] around texts, and a type of its own for a second one."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = sorted({character for character in CORPUS.lower() if character.isalnum()})
+    words = sorted({word.strip(",.?!") for word in CORPUS.lower().split()} - {*letters})
+    pieces = [*special, *letters, *(f"##{letter}" for letter in letters), *words, ",", ".", "?", "!"]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    tokenizer.add_special_tokens(special)
+    return tokenizer

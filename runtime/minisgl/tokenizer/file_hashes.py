@@ -19,6 +19,8 @@ TOKENIZER_FILES: Final = (
     "chat_template.json",
     TOOL_TEMPLATE,
     "generation_config.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
 """All files that determine how text becomes token ids, and the default sampling parameters."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,17 @@ class GenerationConfig(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] | None = None
 
 
+class TextPrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """What sentence-transformers does with a text before it is encoded."""
+
+    by_name: dict[str, str] = {}
+    """Prompts that precede a text, by name."""
+    default: str = ""
+    """Name of the prompt of texts without one; empty: none."""
+    lower_case: bool = False
+    """Texts are turned into lower case."""
+
+
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the tokenizer files of a checkpoint."""
 
@@ -49,6 +60,9 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Template of chats with tools; None where the checkpoint has one template for all chats."""
     add_bos_token: bool | None
     """Explicit setting, which overrides tokenizer.json; None: not set."""
+    add_eos_token: bool = False
+    """Explicit setting that an EOS follows a text; only texts that are pooled get one."""
+    text_prompts: TextPrompts = TextPrompts()
     defaults: SamplingDefaults
     hashes: dict[str, str]
 
@@ -71,6 +85,8 @@ def load_model_files(directory: str | Path) -> ModelFiles:
         chat_template=templates.get("default"),
         tool_template=templates.get("tool_use"),
         add_bos_token=add_bos_token if isinstance(add_bos_token, bool) else None,
+        add_eos_token=config.get("add_eos_token") is True,
+        text_prompts=_text_prompts(root),
         defaults=_sampling_defaults(root / "generation_config.json"),
         hashes=hash_tokenizer_files(root),
     )
@@ -143,6 +159,44 @@ def _read_template(path: Path) -> str:
         return path.read_text("utf-8")
     except (ValueError, OSError) as error:
         raise TokenizerError("tokenizer_broken", f"{path} cannot be read ({error}): {_REMEDY}") from error
+
+
+class _SentencePrompts(msgspec.Struct):
+    """Fields of config_sentence_transformers.json."""
+
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+
+
+class _SentenceCase(msgspec.Struct):
+    """Field of sentence_bert_config.json."""
+
+    do_lower_case: bool | None = None
+
+
+def _text_prompts(root: Path) -> TextPrompts:
+    named = _converted(root / "config_sentence_transformers.json", _SentencePrompts)
+    prompts = {name: prompt or "" for name, prompt in (named.prompts or {}).items()}
+    default = named.default_prompt_name or ""
+    if default and default not in prompts:
+        path = root / "config_sentence_transformers.json"
+        raise TokenizerError(
+            "tokenizer_broken",
+            f"{path}: default_prompt_name is {default!r}, which is none of its prompts "
+            f"({', '.join(sorted(prompts)) or 'it has none'}): correct the name, or remove it",
+        )
+    case = _converted(root / "sentence_bert_config.json", _SentenceCase)
+    return TextPrompts(by_name=prompts, default=default, lower_case=bool(case.do_lower_case))
+
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+def _converted(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(_read_json(path), kind)
+    except msgspec.ValidationError as error:
+        raise TokenizerError("tokenizer_broken", f"{path}: {error}. Correct the value, or remove it") from error
 
 
 def _sampling_defaults(path: Path) -> SamplingDefaults:

@@ -17,6 +17,7 @@ from minisgl.tokenizer.control_tokens import ControlTokens, EscapedChat, Rendere
 from minisgl.tokenizer.described_tools import with_calls_as_text, with_tools
 from minisgl.tokenizer.longest_token import longest_token
 from minisgl.tokenizer.model_files import ModelFiles
+from minisgl.tokenizer.pooling_prompts import PoolingPrompts
 from minisgl.tokenizer.template_features import TemplateFeatures
 from minisgl.tokenizer.token_bytes import TokenBytes
 from minisgl.wire.text import (
@@ -70,6 +71,7 @@ class PromptEncoder:
         self._names = TokenBytes(files.tokenizer)
         self.longest_token = longest_token(files.tokenizer)
         """As in `ServedModel`."""
+        self._pooling = PoolingPrompts(files, self._control, self.longest_token, self._rendered, self._encode_texts)
 
     @property
     def has_template(self) -> bool:
@@ -87,19 +89,25 @@ class PromptEncoder:
         return template is not None and template.features.takes_tools
 
     def encode(self, requests: Sequence[Generate], max_model_len: int | None = None) -> list[Prompt | PromptError]:
-        """Return the prompt of each request, or its error. A text that certainly has more than `max_model_len` tokens
-        is not encoded, unless the request cuts its prompt: that takes time and memory for nothing."""
+        """Return the prompt of each request, or its error; that of a request with `pooling` is a `PooledPrompt`, which
+        is cut already where the request asks for it. A text that certainly has more than `max_model_len` tokens is not
+        encoded, unless the request cuts its prompt: that takes time and memory for nothing."""
         results: list[Prompt | PromptError | None] = [None] * len(requests)
         texts: dict[int, str] = {}
+        pooled = [i for i, request in enumerate(requests) if request.pooling is not None]
+        if pooled:
+            prompts = self._pooling.encode([requests[i] for i in pooled], max_model_len, _prompt_error)
+            for i, prompt in zip(pooled, prompts, strict=True):
+                results[i] = prompt
         # The choices of a request follow each other: their prompt is encoded once.
         repeated = [i for i in range(1, len(requests)) if same_prompt(requests[i - 1], requests[i])]
-        for i in sorted(set(range(len(requests))).difference(repeated)):
+        for i in sorted(set(range(len(requests))).difference(repeated, pooled)):
             request = requests[i]
             try:
                 if request.tokens is not None:
                     results[i] = array("i", request.tokens) or self._finish(request, [])
                     continue
-                chat = self._render(request.messages, request.prompt, request.options.tools, request.options.rendering)
+                chat = self._rendered(request)
                 if max_model_len is not None and request.options.truncate_prompt_tokens is None:
                     self._check_length(chat.text, max_model_len)
                 if chat.marks:
@@ -156,6 +164,9 @@ class PromptEncoder:
     def _check_length(self, text: str, max_model_len: int) -> None:
         if (tokens := fewest_tokens(text, self.longest_token)) > max_model_len:
             raise PromptError("context_length_exceeded", too_long_message(max_model_len, tokens))
+
+    def _rendered(self, request: Generate) -> RenderedChat:
+        return self._render(request.messages, request.prompt, request.options.tools, request.options.rendering)
 
     def _render(
         self, messages: Sequence[ChatMessage] | None, text: str | None, tools: ToolOptions | None, rendering: Rendering
@@ -235,6 +246,8 @@ class PromptEncoder:
 def same_prompt(one: Generate | Question, other: Generate | Question) -> bool:
     """True if both are requests whose prompts have the same token ids under any tokenizer."""
     if not isinstance(one, Generate) or not isinstance(other, Generate):
+        return False
+    if one.pooling is not None or other.pooling is not None:
         return False
     if (one.prompt, one.tokens, one.messages) != (other.prompt, other.tokens, other.messages):
         return False

@@ -142,6 +142,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     second_text: str | None = None
     """Second text of a pair, such as the document that is scored for the query `Generate.prompt`; None: one text."""
+    second_text_tokens: int = 0
+    """Most tokens of the second text, which is cut to them; 0: no limit."""
     prompt_name: str = ""
     """Name of a prompt of the checkpoint (config_sentence_transformers.json) that precedes the text; empty: the default
     one, if there is any."""
