@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import checkpoint_parameters
 
 TENSORS_PER_SHARD: Final = 50
 WRITERS: Final = 4

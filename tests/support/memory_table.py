@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import checkpoint_parameters
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 

@@ -37,16 +37,21 @@ _MANY_KEYS: Final = 16_384
 
 def why_not(shape: AttentionShape) -> str | None:
     """Reason why this kernel cannot serve `shape`, or None."""
-    if shape.device.type != "cuda":
-        return "it needs a CUDA device"
     if shape.softcap is not None:
         return "it does not bound scores"
-    if torch.cuda.get_device_capability(shape.device)[0] != 9:
+    return why_not_on(shape.device, shape.dtype, shape.head_dim)
+
+
+def why_not_on(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Reason why this kernel cannot serve heads of this size, or None."""
+    if device.type != "cuda":
+        return "it needs a CUDA device"
+    if torch.cuda.get_device_capability(device)[0] != 9:
         return "it needs a Hopper GPU"
-    if shape.dtype != torch.bfloat16:
-        return f"it computes in bfloat16, not in {str(shape.dtype).removeprefix('torch.')}"
-    if shape.head_dim not in (64, 96, 128, 192, 256):
-        return f"it has kernels for head sizes 64, 96, 128, 192 and 256, not {shape.head_dim}"
+    if dtype != torch.bfloat16:
+        return f"it computes in bfloat16, not in {str(dtype).removeprefix('torch.')}"
+    if head_dim not in (64, 96, 128, 192, 256):
+        return f"it has kernels for head sizes 64, 96, 128, 192 and 256, not {head_dim}"
     try:
         load_fa3()
     except (ImportError, OSError) as error:

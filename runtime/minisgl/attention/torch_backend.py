@@ -7,10 +7,10 @@ row again and masks it. Values outside a sequence, even NaN, cannot reach its re
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
+from minisgl.attention.reference import attend
 from minisgl.kernels.attention.stored_kv import take
 
 _GATHER_ELEMENTS = 1 << 24
@@ -71,7 +71,7 @@ class TorchDecode:
             k = take(keys, locations, q.dtype).transpose(1, 2)
             v = take(values, locations, q.dtype).transpose(1, 2)
             of_vectors = None if sinks is None else sinks.view(keys.shape[1], -1)
-            attended = _attend(grouped, k, v, mask, scale, self._softcap, of_vectors)
+            attended = attend(grouped, k, v, mask, scale=scale, softcap=self._softcap, sinks=of_vectors)
             out[rows] = attended.flatten(1, 2) * scales.value
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
@@ -127,47 +127,19 @@ class TorchPrefill:
         keys, values = kv.keys[layer].flatten(0, 1), kv.values[layer].flatten(0, 1)
         scales = kv.scales[layer]
         for tokens, locations, mask in self._segments:
-            attended = _attend(
+            attended = attend(
                 q[tokens].transpose(0, 1)[None],
                 take(keys, locations, q.dtype).transpose(0, 1)[None],
                 take(values, locations, q.dtype).transpose(0, 1)[None],
                 mask,
-                scales.key * self._scale,
-                self._softcap,
-                None if sinks is None else sinks[:, None],
+                scale=scales.key * self._scale,
+                softcap=self._softcap,
+                sinks=None if sinks is None else sinks[:, None],
             )
             out[tokens] = attended[0].transpose(0, 1) * scales.value
 
     def backend_for(self, *, prefix: bool) -> str:
         return self.name
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """q [B, Hq, T, D], k and v [B, Hkv, K, D], sinks [Hq, T or 1] to [B, Hq, T, D]; without a mask, causal attention of
-    K = T positions."""
-    if softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    group = q.shape[1] // k.shape[1]
-    scores = q.float() @ k.float().repeat_interleave(group, 1).transpose(-1, -2) * scale
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    scores = scores.masked_fill(~mask, float("-inf"))
-    if sinks is not None:
-        scores = torch.cat((scores, sinks.float()[None, ..., None].expand(*scores.shape[:-1], 1)), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
-    return (weights @ v.float().repeat_interleave(group, 1)).to(q.dtype)
 
 
 def _locations(page_table: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -10,9 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from minisgl.config import Task, TaskChoice
 from minisgl.errors import ModelError
 from minisgl.models.checkpoint import check_tensor, stored_tensors
 from minisgl.models.config import ModelConfig, read_json
+from minisgl.models.pooling_config import PoolingConfig
+from minisgl.models.pooling_files import read_pooling
 
 _MAX_LISTED = 10
 """Problems with the same code that are listed one by one."""
@@ -46,6 +49,12 @@ class Finding(msgspec.Struct, frozen=True):
 class CheckpointReport(msgspec.Struct, kw_only=True):
     directory: str
     architecture: str | None = None
+    task: Task | None = None
+    """What the model is made for."""
+    output_size: int = 0
+    """Numbers of an embedding, scores or classes; 0: it generates text."""
+    labels: list[str] = []
+    """Names of its classes."""
     dtype: str | None = None
     quantization: str | None = None
     """Format of quantized weights."""
@@ -75,13 +84,18 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
 
 
 def check_checkpoint(
-    directory: str | Path, overrides: Mapping[str, Any] | None = None, *, headers_only: bool = False
+    directory: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    task: TaskChoice = "auto",
+    headers_only: bool = False,
 ) -> CheckpointReport:
     """Check everything, and report all problems instead of raising the first one. `overrides`: changes of
-    config.json. `headers_only`: the weight files have no tensors; see `fetch_headers`."""
+    config.json. `task`: what the model is to be served for. `headers_only`: the weight files have no tensors; see
+    `fetch_headers`."""
     folder = Path(directory)
     report = CheckpointReport(directory=str(folder))
-    config = None
+    config = pooling = None
     try:
         config = ModelConfig.read(folder, overrides)
     except ModelError as error:
@@ -89,7 +103,8 @@ def check_checkpoint(
     if folder.is_dir():
         if config is not None:
             _describe(config, report)
-        _check_weights(folder, config, report, headers_only)
+            pooling = _check_pooling(folder, config, task, report)
+        _check_weights(folder, config, pooling, report, headers_only)
         _check_tokenizer(folder, report)
         _check_generation(folder, report)
     return report
@@ -110,30 +125,55 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     if config.dtype == "float32":
         message = "the checkpoint is float32: on a GPU it runs in bfloat16, unless --dtype float32 is given"
         report.notes.append(Finding("float32_checkpoint", message))
-    if not config.eos_token_ids:
+    if not config.eos_token_ids and config.has_lm_head:
         message = "neither generation_config.json nor config.json has an eos_token_id: answers end by length only"
         report.notes.append(Finding("no_eos_token", message))
 
 
-def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointReport, headers_only: bool) -> None:
-    from minisgl.models.decoder import checkpoint_parameters
+def _check_pooling(
+    folder: Path, config: ModelConfig, task: TaskChoice, report: CheckpointReport
+) -> PoolingConfig | None:
+    try:
+        pooling = read_pooling(folder, config, task)
+    except ModelError as error:
+        report.problems.append(Finding(error.code, str(error)))
+        return None
+    report.task = "generate" if pooling is None else pooling.task
+    if pooling is not None:
+        report.output_size, report.labels = pooling.output_size, list(pooling.labels)
+        if pooling.whole_texts:
+            report.kv_bytes_per_token = 0
+    return pooling
+
+
+def _check_weights(
+    folder: Path,
+    config: ModelConfig | None,
+    pooling: PoolingConfig | None,
+    report: CheckpointReport,
+    headers_only: bool,
+) -> None:
+    from minisgl.models.build import checkpoint_parameters
     from minisgl.models.kv_scales import read_kv_scales
     from minisgl.models.weights import left_out_message, unexpected_tensors, unread_tensors
 
+    # Without a pooling that can be read, the weights of an encoder are not known.
+    parameters = None
+    if config is not None and (pooling is not None or report.task == "generate"):
+        parameters = checkpoint_parameters(config, pooling)
     try:
-        tensors = stored_tensors(folder)
+        tensors = stored_tensors(folder, () if parameters is None else parameters.folders)
     except ModelError as error:
         report.problems.append(Finding(error.code, str(error)))
         return
-    if config is None:
+    if config is None or parameters is None:
         return
-    parameters = checkpoint_parameters(config)
     report.hopper_bytes = report.other_bytes = parameters.num_bytes
-    report.cpu_bytes = checkpoint_parameters(config, dtype="float32").num_bytes
+    report.cpu_bytes = checkpoint_parameters(config, pooling, dtype="float32").num_bytes
     if config.quantization is not None:
-        kept = checkpoint_parameters(config, keep_quantized=True)
+        kept = checkpoint_parameters(config, pooling, keep_quantized=True)
         report.hopper_bytes = kept.num_bytes
-        _check_shards(config, kept.dequantized_share, report)
+        _check_shards(config, pooling, kept.dequantized_share, report)
     by_code: dict[str, list[Finding]] = {}
     counted: set[str] = set()
     for source in parameters.sources:
@@ -160,7 +200,7 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
             report.notes.append(Finding("left_out_tensors", left_out_message(unread.left_out)))
     except ModelError as error:
         report.problems.append(Finding(error.code, str(error)))
-    if headers_only:
+    if headers_only or config.encoder is not None:
         return
     try:
         read_kv_scales(folder, config.kv_layers)
@@ -168,13 +208,15 @@ def _check_weights(folder: Path, config: ModelConfig | None, report: CheckpointR
         report.notes.append(Finding(error.code, f"with --kv-cache-dtype fp8 it cannot be served: {error}"))
 
 
-def _check_shards(config: ModelConfig, alone: float, report: CheckpointReport) -> None:
+def _check_shards(
+    config: ModelConfig, pooling: PoolingConfig | None, alone: float, report: CheckpointReport
+) -> None:
     """Note the numbers of ranks with a larger share of weights in 16 bits than one rank has, which is `alone`."""
-    from minisgl.models.decoder import checkpoint_parameters
+    from minisgl.models.build import checkpoint_parameters
 
     shares = []
     for ranks in [each for each in report.tensor_parallel_sizes if each > 1]:
-        parameters = checkpoint_parameters(config, keep_quantized=True, ranks=ranks)
+        parameters = checkpoint_parameters(config, pooling, keep_quantized=True, ranks=ranks)
         # Heads of keys and values that several ranks have change it a little, too.
         if parameters.dequantized_share > alone + 0.01:
             shares.append(f"{parameters.dequantized_share:.0%} with --tp {ranks}")

@@ -16,8 +16,10 @@ from minisgl.version import __version__
 
 CONFIG_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the small files that a server reads."""
-_TEMPLATE: Final = re.compile(r"additional_chat_templates/[^/]+\.jinja")
-"""Path of the only files of a subfolder. A path with `..` would lead out of the checkpoint."""
+_MODULE: Final = r"\d+_[A-Za-z]+/(config\.json|model\.safetensors)"
+"""Paths of the files of a module of sentence-transformers."""
+_IN_FOLDERS: Final = re.compile(rf"additional_chat_templates/[^/]+\.jinja|{_MODULE}")
+"""Paths of the only files of subfolders. A path with `..` would lead out of the checkpoint."""
 WEIGHT_FILES: Final = "*.safetensors"
 
 _TIMEOUT_SECONDS: Final = 30.0
@@ -94,11 +96,11 @@ def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
             is_large=entry.lfs is not None,
         )
         for entry in api.list_repo_tree(source.repository, revision=commit, recursive=True)
-        if isinstance(entry, RepoFile) and ("/" not in entry.path or _TEMPLATE.fullmatch(entry.path))
+        if isinstance(entry, RepoFile) and ("/" not in entry.path or _IN_FOLDERS.fullmatch(entry.path))
     ]
     files = files_to_download(found)
     names = {file.name for file in files}
-    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+    if "config.json" not in names or not any(name.endswith(".safetensors") and "/" not in name for name in names):
         gguf = any(file.name.endswith(".gguf") for file in found)
         raise FetchError(
             "NotFound",
@@ -110,5 +112,11 @@ def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
 
 def files_to_download(files: Sequence[HubFile]) -> list[HubFile]:
     """Select the files that a server reads."""
-    weights = served_weights(file.name for file in files if fnmatch(file.name, WEIGHT_FILES))
-    return [file for file in files if file.name in weights or any(fnmatch(file.name, name) for name in CONFIG_FILES)]
+    weights = served_weights(file.name for file in files if fnmatch(file.name, WEIGHT_FILES) and "/" not in file.name)
+    return [
+        file
+        for file in files
+        if file.name in weights
+        or _IN_FOLDERS.fullmatch(file.name)
+        or any(fnmatch(file.name, name) for name in CONFIG_FILES)
+    ]

@@ -62,3 +62,15 @@ class RowParallelLinear:
         out = self._parallel.all_reduce_sum(self.weight.product(x))
         # Only after the sum: added on every rank before it, the bias would count once per rank.
         return out if self.bias is None else out + self.bias
+
+
+def stacked(fused: str | None, projections: list[Projection]) -> list[Projection]:
+    """Projections as a checkpoint stores them: with `fused`, all in one tensor of that name, one below the other."""
+    if fused is None:
+        return projections
+    total, begin, found = sum(each.out_features for each in projections), 0, []
+    for each in projections:
+        rows = slice(begin + each.rows.start, begin + each.rows.stop)
+        found.append(Projection(fused, total, rows, each.order))
+        begin += each.out_features
+    return found

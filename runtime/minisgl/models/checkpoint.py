@@ -15,7 +15,7 @@ from msgspec import Meta
 from minisgl.errors import ModelError
 from minisgl.json_file import check_size
 from minisgl.layers.weights.formats import TensorSpec, unsupported_quantization
-from minisgl.layers.weights.names import own_name
+from minisgl.layers.weights.names import own_names
 
 _AGAIN: Final = "download the file again"
 _MAX_INDEX_BYTES: Final = 128 << 20
@@ -72,12 +72,17 @@ class StoredTensor(NamedTuple):
         return elements * _ITEM_BYTES[self.dtype]
 
 
-def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Stored tensors by `names.own_name`. Raises ModelError when there are no weights, or a file is truncated or
-    damaged."""
+def stored_tensors(directory: Path, folders: Iterable[str] = ()) -> dict[str, StoredTensor]:
+    """Stored tensors by `names.own_names`; those of modules in these `folders` by `{folder}/{name}`. Raises ModelError
+    when there are no weights, or a file is truncated or damaged."""
     tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(directory):
-        tensors.update({own_name(name): stored for name, stored in _read_header(file).items()})
+        tensors.update(_read_header(file))
+    own = own_names(tensors)
+    tensors = {own[name]: stored for name, stored in tensors.items()}
+    for folder in folders:
+        for file in _weight_files(directory / folder):
+            tensors |= {f"{folder}/{name}": stored for name, stored in _read_header(file).items()}
     return tensors
 
 

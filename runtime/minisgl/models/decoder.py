@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from minisgl.kernels.attention.rotation import Rotation, rotate
 from minisgl.kernels.pointwise.norm import rms_norm
 from minisgl.layers import activation
 from minisgl.layers.activation import GATED_ACTIVATIONS, GatedActivation, silu_and_mul
-from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear
+from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
 from minisgl.layers.norm import BlockNorm, ResidualSum, RMSNorm
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
@@ -65,7 +64,7 @@ class SelfAttention:
         self.qkv = ColumnParallelLinear(
             parameters,
             config.hidden_size,
-            _stacked(
+            stacked(
                 f"{block}.{names.fused_qkv}" if names.fused_qkv else None,
                 [
                     Projection(f"{block}.{part}_proj", heads * of.head_dim, _scaled(rows, of.head_dim), of_part)
@@ -181,7 +180,7 @@ class FeedForward:
         self.gate_up = ColumnParallelLinear(
             parameters,
             config.hidden_size,
-            _stacked(
+            stacked(
                 f"{name}.{names.fused_gate_up}" if names.fused_gate_up else None,
                 [Projection(f"{name}.{part}", size, parallel.shard(size)) for part in ("gate_proj", "up_proj")],
             ),
@@ -504,9 +503,11 @@ class Decoder:
         max_position: int | None = None,
         *,
         keep_quantized: bool | None = None,
+        has_lm_head: bool = True,
     ) -> None:
-        """`max_position`: upper bound of positions; None: that of the model. `keep_quantized`: see `Parameters`. Raises
-        ModelError if the model cannot be split over the ranks.
+        """`max_position`: upper bound of positions; None: that of the model. `keep_quantized`: see `Parameters`.
+        `has_lm_head`: false for a model of which only hidden states are wanted. Raises ModelError if the model cannot
+        be split over the ranks.
         """
         config.check_tensor_parallel(parallel.size)
         device = torch.device(device)
@@ -541,10 +542,12 @@ class Decoder:
         self.layers = [DecoderLayer(config, parallel, self.parameters, i) for i in range(config.num_layers)]
         family = config.decoder
         self.norm = _norm(config, self.parameters, "model.norm")
-        head = self.embedding.weight
-        if not family.tied_embeddings:
-            head = shard.new_weight(self.parameters, "lm_head", config.hidden_size)
-        self.head = LMHead(head, shard, family.logit_divisor, family.logit_softcap)
+        self.head = None
+        if has_lm_head:
+            head = self.embedding.weight
+            if not family.tied_embeddings:
+                head = shard.new_weight(self.parameters, "lm_head", config.hidden_size)
+            self.head = LMHead(head, shard, family.logit_divisor, family.logit_softcap)
         self._embedding_scale = torch.tensor(family.embedding_scale, dtype=dtype).item()
 
     def with_layers(self, layers: Sequence[int]) -> Decoder:
@@ -578,6 +581,7 @@ class Decoder:
     def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Rows of `forward`'s result [S, hidden] to [S, vocab_local]: the logits of this rank's shard, in the model's
         dtype. Concatenated over the ranks and cut to `config.vocab_size`, they are the logits of the model."""
+        assert self.head is not None
         return self.head.forward(hidden)
 
 
@@ -632,18 +636,6 @@ def _apply_gain(normed: torch.Tensor, gain: torch.Tensor, dtype: torch.dtype, *,
     return (normed * gain.float()).to(dtype) if round_last else gain * normed.to(dtype)
 
 
-def _stacked(fused: str | None, projections: list[Projection]) -> list[Projection]:
-    """Projections as a checkpoint stores them: with `fused`, all in one tensor of that name, one below the other."""
-    if fused is None:
-        return projections
-    total, begin, found = sum(each.out_features for each in projections), 0, []
-    for each in projections:
-        rows = slice(begin + each.rows.start, begin + each.rows.stop)
-        found.append(Projection(fused, total, rows, each.order))
-        begin += each.out_features
-    return found
-
-
 def local_kv_heads(of: AttentionConfig, parallel: TensorParallel) -> slice:
     """KV heads that this rank's query heads read. With fewer KV heads than ranks, neighbours hold the same head."""
     if parallel.size <= of.num_kv_heads:
@@ -658,19 +650,3 @@ def _scaled(part: slice, size: int) -> slice:
 
 def _length(part: slice) -> int:
     return int(part.stop - part.start)
-
-
-def checkpoint_parameters(
-    config: ModelConfig,
-    *,
-    keep_quantized: bool = False,
-    ranks: int = 1,
-    dtype: Literal["bfloat16", "float32"] = "bfloat16",
-) -> Parameters:
-    """Parameters of a whole model, or of the first of several `ranks`, on the meta device: names and shapes of a
-    checkpoint's tensors, without memory. `keep_quantized`: as on a Hopper GPU; else as on others."""
-    parallel = TensorParallel()
-    # A group without other members, as nothing is computed.
-    parallel.size = ranks
-    decoder = Decoder(config, parallel, getattr(torch, dtype), "meta", max_position=1, keep_quantized=keep_quantized)
-    return decoder.parameters

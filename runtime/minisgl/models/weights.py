@@ -55,7 +55,7 @@ def load_weights(
     model. Only this rank's part of a split tensor is read. All headers are checked before the first byte is read. A
     tensor that nobody expects is an error; one line of the log says what is left out on purpose. Raises ModelError.
     """
-    tensors = stored_tensors(Path(directory))
+    tensors = stored_tensors(Path(directory), parameters.folders)
     reads = [_plan(source, tensors) for source in parameters.sources]
     _check_unread(tensors, parameters)
     total = sum(read.num_bytes for read in reads)

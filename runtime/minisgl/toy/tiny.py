@@ -17,8 +17,8 @@ from safetensors.torch import save
 from tokenizers import Tokenizer
 
 from minisgl.errors import ModelError
+from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import checkpoint_parameters
 from minisgl.models.decoder_config import MoeConfig
 from minisgl.models.random_weights import random_tensor
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS, quantize

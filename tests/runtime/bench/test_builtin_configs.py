@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import checkpoint_parameters
 
 _PARAMETERS = {
     "gpt-oss-120b": 116_829_156_672,

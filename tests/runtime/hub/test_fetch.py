@@ -113,10 +113,17 @@ def test_a_checkpoint_is_fetched_and_its_progress_published(
     assert any(0 < percent < 100 for percent in percents)
 
 
-def test_chat_templates_in_a_folder_are_fetched(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
+def test_chat_templates_and_modules_in_folders_are_fetched(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
+    modules = ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors")
+    for name in (*modules, "2_Dense/pytorch_model.bin", "onnx/model.safetensors"):
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        (checkpoint / name).write_text(name)
     (checkpoint / "additional_chat_templates").mkdir()
     (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
     run_fetch(hub, tmp_path / "model")
+    assert {name: (tmp_path / "model" / name).read_text() for name in modules} == {name: name for name in modules}
+    assert not (tmp_path / "model" / "2_Dense" / "pytorch_model.bin").exists()
+    assert not (tmp_path / "model" / "onnx").exists()
     assert (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
     assert not (tmp_path / "model" / "original").exists()
 

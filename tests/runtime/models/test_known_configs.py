@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from minisgl.config import EngineConfig
 from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
+from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import checkpoint_parameters
 from minisgl.models.decoder_config import MoeConfig
 from minisgl.models.fit import check_fit
 from minisgl.models.overrides import CONFIG_FIELDS, ROPE_FIELDS

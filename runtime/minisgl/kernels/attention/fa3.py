@@ -28,14 +28,15 @@ def attend_segments(
     splits: int,
     scale: float,
     scales: KVScales,
+    causal: bool = True,
 ) -> torch.Tensor:
-    """Write the causal attention of P segments, `q` [T, Hq, D] over `k` and `v` [K, Hkv, D], to `out` [T, Hq, D].
+    """Write the attention of P segments, `q` [T, Hq, D] over `k` and `v` [K, Hkv, D], to `out` [T, Hq, D].
 
-    `query_offsets` and `key_offsets` [P + 1] int32 are on the device, and the last query of a segment sees all of its
-    keys. `longest_query` and `longest_key` are upper bounds; the keys of a segment are divided over at most `splits`
-    programs; `scale`: factor of scores. Keys and values behind the last segment must be finite up to the end of a tile.
-    They are numbers of a pool with `scales`. A CUDA graph can capture it. Returns the logarithms of the sums of the
-    softmax, [T, Hq] float32.
+    `query_offsets` and `key_offsets` [P + 1] int32 are on the device. `causal`: the last query of a segment sees all of
+    its keys, and each query before it one less; else each query sees all of them. `longest_query` and `longest_key` are
+    upper bounds; the keys of a segment are divided over at most `splits` programs; `scale`: factor of scores. Keys and
+    values behind the last segment must be finite up to the end of a tile. They are numbers of a pool with `scales`. A
+    CUDA graph can capture it. Returns the logarithms of the sums of the softmax, [T, Hq] float32.
     """
     _, sums, *_ = torch.ops.fa3_fwd.fwd(
         q,
@@ -47,7 +48,7 @@ def attend_segments(
         max_seqlen_q=longest_query,
         max_seqlen_k=longest_key,
         softmax_scale=scale * scales.key,
-        is_causal=True,
+        is_causal=causal,
         num_splits=splits,
     )
     if scales.value != 1.0:

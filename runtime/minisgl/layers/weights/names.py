@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 _LANGUAGE_MODELS: Final = (("model.language_model.", "model."), ("language_model.", ""))
 """What multimodal checkpoints write before the names of their language model, and what alone those names begin with:
 newer ones `model.language_model.layers…`, older ones `language_model.model.layers…` and `language_model.lm_head…`."""
+_BODIES: Final = ("bert.", "roberta.", "nomic_bert.", "gte.", "new.")
+"""What encoders write before the names of their body where they also have a head: ours is `model.`, as in decoders."""
+_BODY: Final = ("embed_tokens.", "embeddings.")
+"""Beginnings of the names of embeddings in a checkpoint of a body alone, which has no `model.` before its names."""
+_HEADS: Final = ("lm_head.", "score.", "classifier.")
 _UNUSED: Final = (
+    "embeddings.position_ids",
     "rotary_emb.inv_freq",
     "self_attn.q_scale",
     "self_attn.q_proj.output_scale",
@@ -19,17 +26,29 @@ FP8."""
 
 
 def own_name(name: str) -> str:
-    """Name of a tensor or layer of a language model, without what multimodal checkpoints write before it."""
+    """Name of a tensor or layer of a language model, without what multimodal checkpoints write before it; names of old
+    files of BERT as they are today."""
     for stored, own in _LANGUAGE_MODELS:
         if name.startswith(stored):
             return own + name.removeprefix(stored)
-    return name
+    for body in _BODIES:
+        if name.startswith(body):
+            name = f"model.{name.removeprefix(body)}"
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def own_names(names: Collection[str]) -> dict[str, str]:
+    """`own_name` of each of all names of a checkpoint, which may be that of a body alone, by the stored name."""
+    found = {name: own_name(name) for name in names}
+    if not any(own.startswith(_BODY) for own in found.values()):
+        return found
+    return {name: own if own.startswith(("model.", *_HEADS)) else f"model.{own}" for name, own in found.items()}
 
 
 def stored_names(name: str) -> tuple[str, ...]:
     """Names that a tensor or layer may have in a checkpoint."""
     others = (stored + name.removeprefix(own) for stored, own in _LANGUAGE_MODELS if name.startswith(own))
-    return name, *others
+    return name, *others, name.removeprefix("model.")
 
 
 def is_unused(name: str) -> bool:

@@ -107,6 +107,11 @@ class Parameters:
         return tensor
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """Folders of modules that have weights of their own, see `add_source`."""
+        return tuple(sorted({source.name.rpartition("/")[0] for source in self.sources if "/" in source.name}))
+
+    @property
     def dequantized_share(self) -> float:
         """Share of `num_dequantized` in the weights of linear layers and experts."""
         return self.num_dequantized / max(1, self.weights_by_type.total())
@@ -129,7 +134,8 @@ class Parameters:
         order: tuple[int, ...] | None = None,
         stack: Stack | None = None,
     ) -> None:
-        """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`."""
+        """Declare that the part `take` (default: all) of checkpoint tensor `name` fills `into`. `{folder}/{name}`: a
+        tensor in a folder of the checkpoint."""
         take += (slice(None),) * (len(shape) - len(take))
         self._add(Source(name, shape, take, into, order=order, stack=stack))
 
@@ -157,8 +163,8 @@ class Parameters:
         assert source.kept is not None or taken == into, f"{source.name}: {taken} does not fill {into}"
         self.sources.append(source)
 
-    def replicated(self, name: str, *shape: int) -> torch.Tensor:
+    def replicated(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a parameter that every rank holds whole."""
-        tensor = self.new(*shape)
+        tensor = self.new(*shape, dtype=dtype)
         self.add_source(name, shape, tensor)
         return tensor

@@ -6,7 +6,6 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.decoder_config import DecoderConfig, LayerConfig, TensorNames
 from minisgl.models.families.common import (
@@ -32,18 +31,15 @@ def gemma2(config: Fields) -> DecoderConfig:
 
 
 def gemma3(config: Fields) -> DecoderConfig:
-    """Five of six layers have a window, and a RoPE of their own."""
-    if config.flag("use_bidirectional_attention"):
-        raise ModelError(
-            "unsupported_architecture",
-            "config.json: use_bidirectional_attention is true as in embedding models; only causal ones are supported",
-        )
+    """Five of six layers have a window, and a RoPE of their own. In EmbeddingGemma tokens attend to later ones, too."""
     every = config.count("sliding_window_pattern", default=6)
     windowed = are_windowed(config, [(layer + 1) % every != 0 for layer in range(num_layers(config))])
     local, whole = ropes_by_type(
         config.all, local_theta=config.number("rope_local_base_freq", default=10_000.0), theta=1_000_000.0
     )
-    return _family(config, windowed, (rope_of(config, whole), rope_of(config, local)), query_key_norm="head")
+    ropes = rope_of(config, whole), rope_of(config, local)
+    causal = not config.flag("use_bidirectional_attention")
+    return _family(config, windowed, ropes, query_key_norm="head", causal=causal)
 
 
 def gemma3_multimodal(config: Fields) -> DecoderConfig:
@@ -60,9 +56,13 @@ def _family(
     query_key_norm: Literal["head"] | None,
     softcap: float = 0.0,
     logit_softcap: float = 0.0,
+    causal: bool = True,
 ) -> DecoderConfig:
     """`ropes`: of layers without and with a window. The two caps are defaults; 0: none."""
     bias, size = config.flag("attention_bias"), window(config, default=4096)
+    if size is not None and not causal:
+        # Half of it on each side.
+        size = size // 2 + 1
     scale = config.number("query_pre_attn_scalar", default=256.0) ** -0.5
     cap = config.number_or_null("attn_logit_softcapping", default=softcap) or None
     feed_forward = dense(config, activation=read_activation(config, "hidden_activation", "gelu_pytorch_tanh"))
@@ -78,6 +78,7 @@ def _family(
             window=size if has_window else None,
             scale=scale,
             softcap=cap,
+            causal=causal,
         )
         layers.append(LayerConfig(attention=block, feed_forward=feed_forward, norms="sandwich"))
     return DecoderConfig(
