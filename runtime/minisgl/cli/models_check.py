@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from minisgl.config import EngineConfig
 from minisgl.flags.arguments import add_options
 
 if TYPE_CHECKING:
     from minisgl.hub.check import CheckpointReport
+
+_MOST_LABELS: Final = 8
+"""Classes that are listed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revision", default="main", metavar="REV", help="branch, tag or commit on the Hub (default: main)"
     )
-    add_options(parser, EngineConfig(model=""), only=("hf_overrides",))
+    add_options(parser, EngineConfig(model=""), only=("task", "hf_overrides"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             fetch_headers(Source(repository=args.model, revision=args.revision, endpoint=None), directory)
         elif on_hub:
             directory = resolve(args.model, args.revision)
-        report = check_checkpoint(directory, args.hf_overrides, headers_only=remote)
+        report = check_checkpoint(directory, args.hf_overrides, task=args.task, headers_only=remote)
         _check_tokenizer(directory, report)
     return _print(report, str(directory), args.model if remote else str(directory))
 
@@ -52,6 +55,8 @@ def _print(report: CheckpointReport, directory: str, name: str) -> int:
     """Print the report with `name` in the place of the directory, which may be a temporary one."""
     if report.architecture is not None:
         print(f"architecture     {report.architecture}")
+        if report.task is not None:
+            print(f"task             {_task(report)}")
         stored = report.quantization or report.dtype
         print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {stored})")
         print(f"memory           {_gpu_memory(report)}")
@@ -65,16 +70,33 @@ def _print(report: CheckpointReport, directory: str, name: str) -> int:
     return 0 if report.servable else 1
 
 
+def _task(report: CheckpointReport) -> str:
+    match report.task:
+        case "embed":
+            return f"embed: embeddings of {report.output_size} numbers"
+        case "rerank":
+            return "rerank: a score for a pair of texts"
+        case "classify":
+            first = ", ".join(label[:40] for label in report.labels[:_MOST_LABELS])
+            more = f" and {len(report.labels) - _MOST_LABELS} more" if len(report.labels) > _MOST_LABELS else ""
+            return f"classify: {report.output_size} classes, {first}{more}"
+    return "generate"
+
+
 def _gpu_memory(report: CheckpointReport) -> str:
     places = "a GPU" if report.quantization is None else f"Hopper GPUs, {report.other_bytes / 2**30:.2f} GiB on others"
     weights = f"{report.hopper_bytes / 2**30:.2f} GiB of weights on {places}"
-    return f"{weights}; {report.kv_bytes_per_token / 2**10:,.1f} KiB of KV cache for each token"
+    return f"{weights}{_kv_cache(report.kv_bytes_per_token)}"
 
 
 def _cpu_memory(report: CheckpointReport) -> str:
     # Everything is float32 there, whatever the checkpoint's type.
-    kv_cache = 2 * report.kv_bytes_per_token / 2**10
-    return f"{report.cpu_bytes / 2**30:.2f} GiB of weights; {kv_cache:,.1f} KiB of KV cache for each token"
+    return f"{report.cpu_bytes / 2**30:.2f} GiB of weights{_kv_cache(2 * report.kv_bytes_per_token)}"
+
+
+def _kv_cache(bytes_per_token: int) -> str:
+    # Models that compute whole texts at once have none.
+    return f"; {bytes_per_token / 2**10:,.1f} KiB of KV cache for each token" if bytes_per_token else ""
 
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:

@@ -68,7 +68,7 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     cpu_bytes: int = 0
     """The same on a CPU, in float32."""
     kv_bytes_per_token: int = 0
-    """Bytes of a token in a KV cache in 16 bits, as on a GPU."""
+    """Bytes of a token in a KV cache in 16 bits, as on a GPU; 0: it needs none."""
     max_model_len: int | None = None
     """Tokens of the longest sequence that can be served."""
     tensor_parallel_sizes: list[int] = []
@@ -235,7 +235,8 @@ def _check_tokenizer(folder: Path, report: CheckpointReport) -> None:
             settings = read_json(folder / "tokenizer_config.json")
         except ModelError as error:
             report.problems.append(Finding(error.code, str(error)))
-    if "chat_template" not in settings and not (folder / "chat_template.jinja").is_file():
+    generates = report.task in (None, "generate")
+    if generates and "chat_template" not in settings and not (folder / "chat_template.jinja").is_file():
         message = "no chat template: /v1/completions works, /v1/chat/completions does not; add chat_template.jinja"
         report.notes.append(Finding("no_chat_template", message))
 

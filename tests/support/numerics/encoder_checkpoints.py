@@ -155,7 +155,8 @@ def reference_embedding(folder: Path, model: Any, text: Sequence[int], pooling: 
     for dense in pooling.dense:
         weights = load_file(folder / dense.folder / "model.safetensors")
         x = torch.tanh(weights["linear.weight"] @ x + weights["linear.bias"])
-    return x / x.norm()
+    embedding: torch.Tensor = x / x.norm()
+    return embedding
 
 
 class Served:
