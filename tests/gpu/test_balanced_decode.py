@@ -14,8 +14,8 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from minisgl.engine.engine import create_engine
 from minisgl.wire.plan import StepPlan
+from support.engines import create_engine
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.sizes import sized, sized_device
 from support.numerics.gpu_engine import (

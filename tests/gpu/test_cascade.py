@@ -13,10 +13,10 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, PagedKV
 from minisgl.attention.cascade_backend import CascadeDecode, why_not
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from minisgl.engine.engine import create_engine
 from minisgl.scheduler import shared_prefixes
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
+from support.engines import create_engine
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.sizes import sized
 from support.numerics.gpu_engine import (

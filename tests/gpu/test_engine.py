@@ -13,10 +13,10 @@ from minisgl.attention import select
 from minisgl.attention.backend import BackendUnavailable
 from minisgl.attention.split_backend import LongContexts
 from minisgl.config import EngineConfig
-from minisgl.engine.engine import create_engine
 from minisgl.errors import EngineError
 from minisgl.toy.tiny import TINY_ARCHS
 from minisgl.wire.plan import StepPlan
+from support.engines import create_engine
 from support.numerics.compare import ROUNDED
 from support.numerics.gpu_engine import (
     Answer,

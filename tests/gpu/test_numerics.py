@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from minisgl.config import DType, EngineConfig
-from minisgl.engine.engine import create_engine
 from minisgl.models.decoder import Decoder
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.engines import create_engine
 from support.numerics.cases import TWO_RANK_CASES, UNLIMITED, Case, covering_array
 from support.numerics.compare import ROUNDED, check_features, check_numbers, check_rounded_numbers, distance
 from support.numerics.ranks import all_logits, load

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from minisgl.engine.engine import create_engine
+from support.engines import create_engine
 from support.numerics.random_load import RandomLoad, config
 
 

@@ -6,34 +6,39 @@ import logging
 import os
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 from minisgl.attention.select import AttentionKinds
-from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
+from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig, PooledOutput
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
+from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
 from minisgl.engine.start.dummy_steps import StepLimits, measure_step, run_eagerly, step_limits
-from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
+from minisgl.engine.start.warm_up import representative_layers, text_plans, warm_up_plans
 from minisgl.engine.tables import Tables
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.compile.compile_log import CompileLog
 from minisgl.kernels.compile.preload import Preload
 from minisgl.layers.weights.parameters import Parameters
+from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.fit import pool_too_small, too_long
 from minisgl.models.kv_scales import read_kv_scales
+from minisgl.models.pooler import Pooler
+from minisgl.models.pooling_config import PoolingConfig
+from minisgl.models.pooling_files import read_pooling
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
 from minisgl.wire.status import DataTypes
@@ -43,6 +48,8 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, float], None]
 """Called with a phase (`meet`, `load`, `pool`, `capture`) and its completed share, 0..1."""
 
+AnyEngine = TypeVar("AnyEngine", CudaEngine, PoolingEngine)
+
 _GRAPH_BYTES: Final = 8 << 20
 """Memory of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
 
@@ -51,7 +58,7 @@ _MOE_GRAPH_TOKENS: Final = 1024
 """Most prompt tokens of a captured step of a model with experts: for many more, torch's kernels serve the experts."""
 
 
-def create_engine(config: EngineConfig, progress: Progress | None = None) -> CpuEngine | CudaEngine:
+def create_engine(config: EngineConfig, progress: Progress | None = None) -> CpuEngine | CudaEngine | PoolingEngine:
     """Load the model and allocate all memory; with tensor parallelism, wait for the other ranks.
 
     Raises ModelError, RendezvousError, BackendUnavailable or EngineError, whose messages contain the remedy.
@@ -68,7 +75,10 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
             f"--quantization {config.quantization} only makes dummy weights in this format; a checkpoint in it needs "
             "no flag. To quantize a float32, float16 or bfloat16 checkpoint while it is loaded, use --quantization fp8",
         )
+    pooling = read_pooling(config.model, model_config, config.task)
     max_model_len = config.max_model_len or model_config.max_model_len
+    if pooling is not None and pooling.max_length is not None and config.max_model_len is None:
+        max_model_len = min(max_model_len, pooling.max_length)
     if max_model_len > model_config.max_model_len:
         raise EngineError("max_model_len_too_large", too_long(model_config, max_model_len))
     model_config.check_length(max_model_len)
@@ -83,7 +93,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         nccl_host=config.nccl_host,
     )
     try:
-        return _EngineBuilder(config, model_config, parallel, device, max_model_len, report, clock).build()
+        return _EngineBuilder(config, model_config, pooling, parallel, device, max_model_len, report, clock).build()
     except BaseException:
         parallel.close()
         raise
@@ -112,13 +122,14 @@ class _EngineBuilder:
 
     _config: EngineConfig
     _model_config: ModelConfig
+    _pooling: PoolingConfig | None
     _parallel: TensorParallel
     _device: torch.device
     _max_model_len: int
     _report: Progress
     _clock: StartClock
 
-    def build(self) -> CpuEngine | CudaEngine:
+    def build(self) -> CpuEngine | CudaEngine | PoolingEngine:
         """Run all phases. Raises as `create_engine`."""
         config, parallel, device, clock = self._config, self._parallel, self._device, self._clock
         compile_log = CompileLog()
@@ -127,9 +138,13 @@ class _EngineBuilder:
         if device.type == "cuda":
             kv_pool.check_memory_balance(parallel.gather_int(self._free_before))
         clock.end("device", device)
+        if self._pooling is not None and self._pooling.whole_texts:
+            return self._build_packed(self._pooling, preload, compile_log)
         # First: a checkpoint whose scales cannot be used is not loaded in vain.
         self._kv_scales = self._read_kv_scales()
-        self._model = model = self._load_model()
+        self._model, pooler = self._new_model()
+        model = self._model
+        self._load(model.parameters)
         clock.end("load", device)
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
         shapes = attention_shapes(
@@ -148,17 +163,15 @@ class _EngineBuilder:
         self._shape = shape = self._attention.shape
         attention = self._attention.overview()
         logger.info("attention backends: %s", ", ".join(f"{kind} {name}" for kind, name in attention.items()))
-        [(weights, _)] = model.parameters.weights_by_type.most_common(1)
-        data_types = DataTypes(
-            weights=weights, kv_cache="fp8_e4m3" if shape.stored_dtype == FP8 else model.parameters.dtype_name
-        )
-        logger.info("weights in %s, KV cache in %s", data_types.weights, data_types.kv_cache)
-        if config.rank == 0:
-            _warn_of_dequantized(model.parameters, config)
+        kv_cache = "fp8_e4m3" if shape.stored_dtype == FP8 else model.parameters.dtype_name
+        data_types = self._data_types(model.parameters, kv_cache)
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
-        self._prefill_graphs = self._prefill_sizes()
+        # Steps of texts have so many tokens that the device waits for no launch.
+        if pooler is not None:
+            self._largest_graph = 0
+        self._prefill_graphs = self._prefill_sizes() if pooler is None else []
         if preload is not None:
             self._warm_up(compile_log)
         num_pages = self._num_pages() if config.num_pages is None else config.num_pages
@@ -187,7 +200,11 @@ class _EngineBuilder:
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,
             step_graphs=tuple((size.decode, size.tokens) for size in self._prefill_graphs),
+            pooling=None if self._pooling is None else _pooled_output(self._pooling),
         )
+        if pooler is not None:
+            texts = PagedTexts(runner, pooler)
+            return self._serving(PoolingEngine(texts, parallel, limits, stats, device, audit=config.audit), compile_log)
         if preload is None:
             return CpuEngine(runner, parallel, limits, stats, audit=config.audit)
         engine = CudaEngine(
@@ -202,6 +219,59 @@ class _EngineBuilder:
             progress=lambda share: self._report("capture", share),
         )
         clock.end("capture", device)
+        return self._serving(engine, compile_log)
+
+    def _build_packed(self, pooling: PoolingConfig, preload: Preload | None, compile_log: CompileLog) -> PoolingEngine:
+        """`build` of a model that computes whole texts, without a KV pool."""
+        config, model_config, device, clock = self._config, self._model_config, self._device, self._clock
+        sizes = self._parallel, _dtype(config, model_config), device, self._max_model_len
+        model, pooler = build_pooled(model_config, pooling, *sizes)
+        self._load(model.parameters)
+        clock.end("load", device)
+        if preload is not None:
+            preload.finish()
+        attention = packed_attention(model_config, self._parallel, model.parameters.dtype, device)
+        texts = PackedTexts(model, attention, pooler, device)
+        data_types = self._data_types(model.parameters, "none")
+        clock.end("kernels", device)
+        limits = EngineLimits(
+            # Pages only count rows: each text has one.
+            num_pages=config.max_running,
+            page_size=self._max_model_len,
+            max_running=config.max_running,
+            max_model_len=self._max_model_len,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=model_config.eos_token_ids,
+            pooling=_pooled_output(pooling),
+        )
+        stats = EngineStats(
+            parameter_bytes=model.parameters.num_bytes,
+            start_seconds=clock.seconds,
+            prefill_backend="packed",
+            attention={"prefill": "packed"},
+            data_types=data_types,
+            transport=self._parallel.transport,
+        )
+        engine = PoolingEngine(texts, self._parallel, limits, stats, device, audit=config.audit)
+        if device.type == "cuda":
+            step_tokens = max(config.max_step_tokens, self._max_model_len)
+            for plan in text_plans(self._max_model_len, config.max_running, step_tokens):
+                engine.collect(engine.launch(plan))
+            clock.end("warm_up", device)
+        return self._serving(engine, compile_log)
+
+    def _data_types(self, parameters: Parameters, kv_cache: str) -> DataTypes:
+        """Types of weights and KV cache, which are also logged."""
+        [(weights, _)] = parameters.weights_by_type.most_common(1)
+        data_types = DataTypes(weights=weights, kv_cache=kv_cache)
+        logger.info("weights in %s, KV cache in %s", data_types.weights, data_types.kv_cache)
+        if self._config.rank == 0:
+            _warn_of_dequantized(parameters, self._config)
+        return data_types
+
+    def _serving(self, engine: AnyEngine, compile_log: CompileLog) -> AnyEngine:
+        """The engine, after what counts kernels that are compiled from now on."""
+        stats = engine.stats
         if compiled := compile_log.compiled:
             logger.info("kernels compiled at start because they were not built ahead of time: %s", ", ".join(compiled))
         stats.compiled_kernels = len(compiled)
@@ -223,22 +293,28 @@ class _EngineBuilder:
             self._max_model_len,
         )
 
-    def _load_model(self) -> Decoder:
-        config, model_config = self._config, self._model_config
-        model = Decoder(
-            model_config, self._parallel, _dtype(config, model_config), self._device, max_position=self._max_model_len
-        )
+    def _new_model(self) -> tuple[Decoder, Pooler | None]:
+        """The model, without weights yet."""
+        config = self._model_config
+        sizes = self._parallel, _dtype(self._config, config), self._device, self._max_model_len
+        if self._pooling is None:
+            return Decoder(config, *sizes), None
+        model, pooler = build_pooled(config, self._pooling, *sizes)
+        assert isinstance(model, Decoder), "encoders compute whole texts"
+        return model, pooler
+
+    def _load(self, parameters: Parameters) -> None:
+        config = self._config
         if config.dummy_weights:
-            fill_random(model.parameters)
+            fill_random(parameters)
         else:
             load_weights(
-                model.parameters,
+                parameters,
                 config.model,
                 threads=config.load_threads,
                 progress=lambda done, total: self._report("load", done / total),
             )
         self._report("load", 1.0)
-        return model
 
     def _read_kv_scales(self) -> list[KVScales]:
         """Scales of each layer of the model."""
@@ -272,6 +348,8 @@ class _EngineBuilder:
         self._model.norm.forward(self._model.norm.gain.new_zeros(1, self._model_config.hidden_size), None)
         together = False
         for plan in warm_up_plans(self._limits(runner)):
+            if self._pooling is not None and len(plan.decode_slots):
+                continue
             if compile_log.compiled and not together:
                 self._compile_together()
                 together = True
@@ -337,6 +415,12 @@ class _EngineBuilder:
         kv = kv_pool.allocate(self._attention.groups, scales=self._kv_scales, num_pages=num_pages, audit=config.audit)
         tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
         return Runner(model, self._parallel, kv, tables, self._attention.over(kv))
+
+
+def _pooled_output(pooling: PoolingConfig) -> PooledOutput:
+    return PooledOutput(
+        task=pooling.task, size=pooling.output_size, labels=pooling.labels, whole_texts=pooling.whole_texts
+    )
 
 
 def _product_parameters(model: Decoder, ranks: int) -> int:

@@ -105,6 +105,15 @@ class Runner:
     def model_config(self) -> ModelConfig:
         return self._model.config
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model has an output head."""
+        return self._model.head is not None
+
+    @property
+    def device(self) -> torch.device:
+        return self.tables.page_table.device
+
     def with_layers(self, layers: Sequence[int]) -> Runner:
         """A runner with only these layers of the model, on the same tables and pool."""
         runner = copy.copy(self)
@@ -176,6 +185,13 @@ class Runner:
             step = plain.step.without_padding(packed.sampled)
             report = self.sampler.resample(plain.logits, step, plain.tokens, packed.processors)
         return StepTensors(plain.tokens, report, plain.prompt_report)
+
+    def run_hidden(self, packed: PackedStep, step: DeviceStep) -> torch.Tensor:
+        """Run the step eagerly up to the hidden states [S, hidden] of the last tokens of prompts that end in it."""
+        self.apply_updates(step)
+        batch = self.attention_batch(packed, step)
+        self.attention.prepare(batch)
+        return self._hidden(step, batch, self.attention, step.sample_rows)
 
     def run_model(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> PlainSample:
         """Run the step eagerly up to the plain sample."""

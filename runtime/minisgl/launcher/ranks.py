@@ -50,13 +50,17 @@ def start_engine(config: EngineConfig, progress: Callable[[str, float], None] | 
 
 
 def constraint_compiler(config: EngineConfig) -> ConstraintCompiler | None:
-    """Compiler of grammars over the checkpoint's vocabulary; None without a tokenizer. Raises ModelError."""
+    """Compiler of grammars over the checkpoint's vocabulary; None without a tokenizer, or if the model does not
+    generate. Raises ModelError."""
     from minisgl.models.config import ModelConfig
+    from minisgl.models.pooling_files import read_pooling
     from minisgl.scheduler.compiling import ConstraintCompiler
 
     if not Path(config.model, "tokenizer.json").is_file():
         return None
     model = ModelConfig.read(config.model, config.hf_overrides, config.quantization)
+    if read_pooling(config.model, model, config.task) is not None:
+        return None
 
     def create() -> Grammars:
         from minisgl.grammar.grammars import Grammars

@@ -62,6 +62,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the numbers of an output that are classes."""
     output_size: int
     """Numbers of an output."""
+    max_length: int | None = None
+    """Tokens of the longest text that the checkpoint was made for, if it says so."""
     whole_texts: bool = False
     """A text is computed in one step, without the prefix cache: its tokens attend to later ones, or all of them are
     pooled."""

@@ -74,6 +74,11 @@ def read_pooling(directory: str | Path, config: ModelConfig, choice: TaskChoice 
     """How the model `config` in `directory` is served for the task `choice`, or for that which its files say; None: it
     generates text. Reads files only. Raises ModelError: `wrong_task` for a task that the model cannot do."""
     folder = Path(directory)
+    pooling = _read(folder, config, choice)
+    return None if pooling is None else replace(pooling, max_length=_max_length(folder))
+
+
+def _read(folder: Path, config: ModelConfig, choice: TaskChoice) -> PoolingConfig | None:
     modules = _modules(folder)
     found = _found_task(config, modules)
     match found if choice == "auto" else choice:
@@ -90,6 +95,15 @@ def read_pooling(directory: str | Path, config: ModelConfig, choice: TaskChoice 
                 _refuse(config, "classify", "it has no head for classes", found)
             return _scored(config, "classify")
     raise AssertionError(choice)
+
+
+def _max_length(folder: Path) -> int | None:
+    """`max_seq_length` of sentence-transformers. Raises ModelError."""
+    file = folder / "sentence_bert_config.json"
+    length = read_json(file).get("max_seq_length") if file.is_file() else None
+    if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+        raise ModelError("invalid_config", f"{file}: max_seq_length is {length!r:.40}, not a number of tokens")
+    return length
 
 
 def _found_task(config: ModelConfig, modules: list[_Module]) -> Task:

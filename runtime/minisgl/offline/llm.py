@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import msgspec
 import numpy as np
 
-from minisgl.config import Device, DeviceChoice, EngineArgs, EngineConfig, engine_config
+from minisgl.config import Device, DeviceChoice, EngineArgs, EngineConfig, Task, engine_config
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device
@@ -23,11 +23,15 @@ from minisgl.launcher.worker_ranks import WorkerRanks
 from minisgl.offline.batch_outputs import BatchOutputs
 from minisgl.offline.interrupt import defer_interrupts
 from minisgl.offline.outputs import OfflineError, Output
+from minisgl.offline.pooled_outputs import Outputs, PooledOutputs, cut_embeddings
 from minisgl.offline.prompts import (
     Constraints,
     Message,
     Params,
     Prompt,
+    pair_requests,
+    pooling_requests,
+    pools_from_tokens,
     requests_from_chats,
     requests_from_prompts,
     submits_from_tokens,
@@ -38,8 +42,10 @@ from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import RequestError
 from minisgl.tokenizer.model_files import load_model_files
-from minisgl.wire.messages import Counters, SamplingParams, Submit
-from minisgl.wire.text import Generate
+from minisgl.wire.messages import Counters, Pool, SamplingParams, Submit
+from minisgl.wire.text import Generate, Pooling
+
+AnyOutputs = TypeVar("AnyOutputs", BatchOutputs, PooledOutputs)
 
 _PROGRESS_FROM: Final = 8
 """Number of requests from which a progress bar is shown by default."""
@@ -155,6 +161,47 @@ class LLM:
         params = self._recommended if params is None else params
         return self._run(requests_from_chats(messages, params, structured_output), progress)
 
+    def embed(
+        self,
+        texts: str | Sequence[Prompt],
+        *,
+        prompt_name: str = "",
+        dimensions: int | None = None,
+        truncate: bool = False,
+        progress: bool | None = None,
+    ) -> Outputs:
+        """Embed one text, or several texts or lists of token ids. Returns float32 [texts, dimensions], in their order.
+
+        `prompt_name`: name of a prompt of the checkpoint that precedes each text, such as that of queries.
+        `dimensions`: keep the first ones only, and normalize again. `truncate`: cut texts that are too long. Raises
+        OfflineError before the first step when a text cannot be served, or the model has another task.
+        """
+        self._check_task("embed")
+        outputs = self._pool(pooling_requests(texts, Pooling(prompt_name=prompt_name), truncate), progress)
+        return outputs if dimensions is None else cut_embeddings(outputs, dimensions)
+
+    def score(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        instruction: str | None = None,
+        truncate: bool = False,
+        progress: bool | None = None,
+    ) -> Outputs:
+        """Score each document for a query. Returns float32 [documents]. `instruction`: what makes a document relevant,
+        for models that take one. `truncate`: cut documents where a pair is too long. Raises as `embed`."""
+        self._check_task("rerank")
+        return self._pool(pair_requests(query, documents, instruction, truncate), progress)[:, 0]
+
+    def classify(
+        self, texts: str | Sequence[Prompt], *, truncate: bool = False, progress: bool | None = None
+    ) -> Outputs:
+        """Probabilities of the model's classes (`limits.pooling.labels`). Returns float32 [texts, classes]. `truncate`
+        and errors as `embed`."""
+        self._check_task("classify")
+        return self._pool(pooling_requests(texts, Pooling(), truncate), progress)
+
     def close(self) -> None:
         """Free the device and stop the other ranks."""
         self._closed = True
@@ -170,18 +217,45 @@ class LLM:
         self.close()
 
     def _run(self, requests: list[Generate], progress: bool | None) -> list[Output]:
+        self._check_open()
+        submits = self._text.submits(requests) if self._text else submits_from_tokens(requests, self.limits)
+        outputs = self._served(submits, lambda: BatchOutputs(submits), progress)
+        if self._text:
+            return self._text.outputs(submits, outputs)
+        return [outputs.output(number) for number in range(len(submits))]
+
+    def _pool(self, requests: list[Generate], progress: bool | None) -> Outputs:
+        self._check_open()
+        assert self.limits.pooling is not None, "the task was checked"
+        pools = self._text.pools(requests) if self._text else pools_from_tokens(requests)
+        size = self.limits.pooling.size
+        return self._served(pools, lambda: PooledOutputs(len(pools), size), progress).values()
+
+    def _check_open(self) -> None:
+        """Raises OfflineError."""
         if self._closed:
             raise OfflineError("closed", "this LLM is closed; create a new one")
         if self._broken:
             raise OfflineError(
                 "broken", f"an earlier call failed in the middle of a step ({self._broken}); create a new LLM"
             )
-        submits = self._text.submits(requests) if self._text else submits_from_tokens(requests, self.limits)
+
+    def _check_task(self, task: Task) -> None:
+        """Raises OfflineError."""
+        served = "generate" if self.limits.pooling is None else self.limits.pooling.task
+        if served != task:
+            raise OfflineError("wrong_task", f"the model was loaded for the task {served}; use LLM(..., task={task!r})")
+
+    def _served(
+        self, submits: Sequence[Submit | Pool], new: Callable[[], AnyOutputs], progress: bool | None
+    ) -> AnyOutputs:
+        """Serve all requests of a call. `new` makes what takes their outputs."""
         try:
             # First: the scheduler refuses lengths that no memory could hold.
             self._queue(submits)
-            outputs = BatchOutputs(submits)
+            outputs = new()
             self._answer(outputs, progress, len(submits))
+            return outputs
         except (OfflineError, KeyboardInterrupt):
             self._abort_all(submits)
             raise
@@ -190,11 +264,8 @@ class LLM:
             if isinstance(error, Exception):
                 self._check_worker_ranks(_DEATH_SECONDS)
             raise
-        if self._text:
-            return self._text.outputs(submits, outputs)
-        return [outputs.output(number) for number in range(len(submits))]
 
-    def _queue(self, submits: Sequence[Submit]) -> None:
+    def _queue(self, submits: Sequence[Submit | Pool]) -> None:
         """Queue all requests in the order given. Raises OfflineError for one that cannot be served."""
         for number, submit in enumerate(submits):
             try:
@@ -202,7 +273,7 @@ class LLM:
             except RequestError as error:
                 raise OfflineError(error.code, f"prompt {number}: {error}") from error
 
-    def _answer(self, outputs: BatchOutputs, progress: bool | None, requests: int) -> None:
+    def _answer(self, outputs: BatchOutputs | PooledOutputs, progress: bool | None, requests: int) -> None:
         """Run until each request has finished."""
         with (
             _progress_bar(requests, progress) as bar,
@@ -215,11 +286,12 @@ class LLM:
                 output = self._loop.step()
                 if output is not None:
                     outputs.take(output)
-                    stopped = self._text.take(output, self._scheduler) if self._text else 0
+                    decodes = self._text is not None and output.pooled is None
+                    stopped = self._text.take(output, self._scheduler) if self._text and decodes else 0
                     bar.update(int(np.count_nonzero(output.finish)) + len(output.failures) + stopped)
             check_interrupt()
 
-    def _abort_all(self, submits: Sequence[Submit]) -> None:
+    def _abort_all(self, submits: Sequence[Submit | Pool]) -> None:
         """Remove all requests of an interrupted call, so that the next call starts with an empty batch."""
         if self._text:
             self._text.abort_all()

@@ -17,8 +17,8 @@ from minisgl.errors import CodedError
 from minisgl.grammar.build import build
 from minisgl.offline.outputs import OfflineError
 from minisgl.tokenizer.session import submit_message
-from minisgl.wire.messages import REQUEST_ID_BYTES, UNCONSTRAINED, AnswerConstraint, SamplingParams, Submit
-from minisgl.wire.text import ChatMessage, Generate, RequestOptions, StructuredOutput
+from minisgl.wire.messages import REQUEST_ID_BYTES, UNCONSTRAINED, AnswerConstraint, Pool, SamplingParams, Submit
+from minisgl.wire.text import ChatMessage, Generate, Pooling, RequestOptions, StructuredOutput
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, str]
@@ -31,6 +31,8 @@ Constraints = StructuredOutput | Sequence[StructuredOutput | None] | None
 """Constraint of all answers, or a sequence with that of each answer; None: any text."""
 
 _WHOLE: Final = RequestOptions(stream=False)
+_OF_TEXTS: Final = (_WHOLE, RequestOptions(stream=False, truncate_prompt_tokens=-1, truncation_side="right"))
+"""Options of texts that are pooled: whole, and cut to what the model takes."""
 
 
 def requests_from_prompts(
@@ -54,6 +56,41 @@ def requests_from_chats(
     each = _params_per_prompt(params, len(conversations))
     requests = [_generate_chat(number, *pair) for number, pair in enumerate(zip(conversations, each, strict=True))]
     return _constrained(requests, structured_output)
+
+
+def pooling_requests(texts: str | Sequence[Prompt], pooling: Pooling, truncate: bool) -> list[Generate]:
+    """A request for the pooled output of each text; `truncate`: of its beginning, if it is too long. Raises
+    OfflineError."""
+    given = [texts] if isinstance(texts, str) else texts
+    _check_prompts(given)
+    requests = [_generate(number, prompt, SamplingParams()) for number, prompt in enumerate(given)]
+    return [msgspec.structs.replace(request, pooling=pooling, options=_OF_TEXTS[truncate]) for request in requests]
+
+
+def pair_requests(query: str, documents: Sequence[str], instruction: str | None, truncate: bool) -> list[Generate]:
+    """A request for the score of each document; `truncate`: of its beginning, if the pair is too long. Raises
+    OfflineError."""
+    if isinstance(documents, str) or not all(isinstance(each, str) for each in (query, *documents)):
+        raise OfflineError("invalid_request", "expected a query and a list of documents, all of them texts")
+    return [
+        Generate(
+            id=os.urandom(REQUEST_ID_BYTES),
+            prompt=query,
+            pooling=Pooling(second_text=document, instruction=instruction),
+            options=_OF_TEXTS[truncate],
+        )
+        for document in documents
+    ]
+
+
+def pools_from_tokens(requests: Sequence[Generate]) -> list[Pool]:
+    """Messages for the scheduler from texts of token ids, without a tokenizer. Raises OfflineError."""
+    found = []
+    for request in requests:
+        if request.tokens is None:
+            raise OfflineError("no_tokenizer", "detokenize=False allows no texts; use token ids")
+        found.append(Pool(id=request.id, prompt=request.tokens))
+    return found
 
 
 def submits_from_tokens(requests: Sequence[Generate], limits: EngineLimits) -> list[Submit]:

@@ -15,7 +15,7 @@ from minisgl.tokenizer.model_files import ModelFiles
 from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.tokenizer.session import Session
 from minisgl.tokenizer.token_bytes import TokenBytes
-from minisgl.wire.messages import Failed, ModelCard, Submit, Tokens
+from minisgl.wire.messages import Abort, Failed, ModelCard, Pool, Submit, Tokens
 from minisgl.wire.text import Finished, Generate, TextFailed, Texts
 
 
@@ -33,29 +33,41 @@ class OfflineTokenizer:
                 vocab_size=limits.vocab_size,
                 eos_token_ids=limits.eos_token_ids,
                 tokenizer_hashes=files.hashes,
+                task="generate" if limits.pooling is None else limits.pooling.task,
+                output_size=0 if limits.pooling is None else limits.pooling.size,
             )
         )
         self._texts: dict[bytes, list[str]] = {}
         self._ended: dict[bytes, Finished] = {}
 
+    def pools(self, requests: Sequence[Generate]) -> list[Pool]:
+        """Messages for the scheduler, whose outputs are numbers: nothing has to be decoded. Raises as `submits`."""
+        pools = [message for message in self._encoded(requests) if isinstance(message, Pool)]
+        self.abort_all()
+        return pools
+
     def submits(self, requests: Sequence[Generate]) -> list[Submit]:
         """Messages for the scheduler. Raises OfflineError for the first prompt that cannot be served."""
         self._texts = {request.id: [] for request in requests}
         self._ended = {}
-        for request, prompt in zip(requests, self._encoder.encode(requests), strict=True):
-            self._session.begin(_without_prompt_logprobs(request))
-            self._session.encoded(request.id, prompt)
-        rejected = [message for message in self._session.take_to_frontend() if isinstance(message, TextFailed)]
-        if rejected:
-            number = next(i for i, request in enumerate(requests) if request.id == rejected[0].id)
-            self.abort_all()
-            raise OfflineError(rejected[0].code, f"prompt {number}: {rejected[0].message}")
-        submits = [message for message in self._session.take_to_scheduler() if isinstance(message, Submit)]
+        submits = [message for message in self._encoded(requests) if isinstance(message, Submit)]
         wanted = [request.params.prompt_logprobs for request in requests]
         return [
             submit if count is None else replace(submit, params=replace(submit.params, prompt_logprobs=count))
             for submit, count in zip(submits, wanted, strict=True)
         ]
+
+    def _encoded(self, requests: Sequence[Generate]) -> Sequence[Submit | Pool | Abort]:
+        """What the session sends for new requests. Raises OfflineError."""
+        for request, prompt in zip(requests, self._encoder.encode(requests, self._session.max_model_len), strict=True):
+            if self._session.begin(_without_prompt_logprobs(request)):
+                self._session.encoded(request.id, prompt)
+        rejected = [message for message in self._session.take_to_frontend() if isinstance(message, TextFailed)]
+        if rejected:
+            number = next(i for i, request in enumerate(requests) if request.id == rejected[0].id)
+            self.abort_all()
+            raise OfflineError(rejected[0].code, f"prompt {number}: {rejected[0].message}")
+        return self._session.take_to_scheduler()
 
     def take(self, output: StepOutput, scheduler: Scheduler) -> int:
         """Decode the tokens of a step and abort requests that met a stop string; returns the number of those."""

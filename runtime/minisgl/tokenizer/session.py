@@ -26,6 +26,7 @@ from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedCons
 from minisgl.tokenizer.answer_scanner import answer_scanner, reasoning_state
 from minisgl.tokenizer.callable_tools import ignores_tools
 from minisgl.tokenizer.logprobs import EchoLogprobs
+from minisgl.tokenizer.pooling_prompts import PooledPrompt
 from minisgl.tokenizer.prompt_encoder import BadWords, Prompt
 from minisgl.tokenizer.step_texts import StepTexts
 from minisgl.tokenizer.token_bytes import TokenBytes
@@ -210,11 +211,10 @@ class Session:
         prompt: Prompt | PromptError,
         bad_words: BadWords = (),
         prepared: PreparedConstraints | None = None,
-        second_text: int = 0,
     ) -> None:
         """Submit a request with its token ids, and those of its bad words, or end it with the error of its prompt. It
         may have been cancelled meanwhile. `prepared`: its constraints, which are built here if they are missing or
-        those of another end of the prompt, such as that of a prompt before it is truncated. `second_text`: see Pool."""
+        those of another end of the prompt, such as that of a prompt before it is truncated."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -222,7 +222,7 @@ class Session:
             if isinstance(prompt, PromptError):
                 raise prompt
             if request.generate.pooling is not None:
-                self._submit_pool(request, prompt, second_text)
+                self._submit_pool(request, prompt)
                 return
             prompt = self._truncated(request.generate, prompt)
             assert self._token_bytes is not None
@@ -461,7 +461,7 @@ class Session:
             constraint=constraint,
         )
 
-    def _submit_pool(self, request: _Request, prompt: Prompt, second_text: int) -> None:
+    def _submit_pool(self, request: _Request, prompt: Prompt) -> None:
         """Raises PromptError."""
         assert self._model is not None, "requests are taken only after `open`"
         generate, limit = request.generate, self._model.max_model_len
@@ -478,7 +478,7 @@ class Session:
             Pool(
                 id=generate.id,
                 prompt=prompt.tobytes(),
-                second_text=second_text,
+                second_text=prompt.second_text if isinstance(prompt, PooledPrompt) else 0,
                 priority=generate.options.priority,
                 cache_salt=generate.options.cache_salt.encode("utf-8", "replace"),
                 tenant=generate.tenant,

@@ -1,4 +1,4 @@
-"""Texts whose pooled outputs are wanted: scheduled with any budget, in chunks or whole, each gets its own output once."""
+"""Texts whose pooled outputs are wanted: each gets its own output once, with any budget, in chunks or whole."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec import ValidationError
 
+from minisgl.tokenizer.pooling_prompts import PooledPrompt
 from minisgl.tokenizer.session import Session
 from minisgl.wire.messages import Ack, FirstTokenWait, Pool, Pooled
 from minisgl.wire.text import Accepted, Finished, Generate, Pooling, TextFailed, Texts
@@ -36,7 +37,9 @@ def output(ids: bytes, values: list[float], cached: tuple[int, ...] = (0,)) -> P
 def test_a_text_is_submitted_and_ends_with_its_values() -> None:
     session = session_of()
     assert session.begin(text())
-    session.encoded(ID, PROMPT, second_text=2)
+    pair = PooledPrompt("i", PROMPT)
+    pair.second_text = 2
+    session.encoded(ID, pair)
     assert session.take_to_scheduler() == [Pool(id=ID, prompt=PROMPT.tobytes(), second_text=2, tenant=b"t")]
     session.acked(Ack(ID))
     assert session.take_to_frontend() == [Accepted(ID, 3)]

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 
 from minisgl.config import EngineConfig
-from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import Engine, EngineStats
 from minisgl.wire.plan import StepPlan
+from support.engines import create_engine
 from support.numerics.compare import ROUNDED
 
 BOTH_ROUNDED: Final = math.sqrt(2) * ROUNDED

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.config import EngineConfig
-from minisgl.engine.engine import create_engine
 from minisgl.models.decoder import Decoder
 from minisgl.toy.tiny import write_tiny_checkpoint
 from minisgl.wire.plan import StepPlan
+from support.engines import create_engine
 from support.numerics.compare import ROUNDED
 from support.numerics.gpu_engine import run
 from support.numerics.ranks import load

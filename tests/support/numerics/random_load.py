@@ -25,7 +25,6 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import DEFAULT_PAGE_SIZE, Device, EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.engine import create_engine
 from minisgl.launcher.devices import choose_device
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
@@ -36,6 +35,7 @@ from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit, Thinking
 from minisgl.wire.plan import IntArray, StepPlan
 from support.constrained import ToyGrammar, ToyGrammars
+from support.engines import create_engine
 from support.messages import submit_of
 from support.scheduler_audit import check
 from support.wrapped_engine import WrappedEngine

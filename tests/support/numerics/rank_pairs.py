@@ -27,10 +27,10 @@ from minisgl.engine import worker_rank as follower
 from minisgl.engine.broadcast import PlanBroadcast, TensorParallelEngine
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.engine import create_engine
 from minisgl.launcher.rank_specs import file_rendezvous
 from minisgl.launcher.ranks import WorkerRankConfig
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from support.engines import create_engine
 from support.numerics.cases import Case
 from support.numerics.run import Outcome, full_of_nan, pool_pages, serve
 from support.numerics.workload import Workload, engine_config, scheduler_config

@@ -15,7 +15,6 @@ from minisgl.attention.batch import KVPool
 from minisgl.config import Device, DType, SchedulerConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.engine import create_engine
 from minisgl.engine.interface import Engine, EngineLimits, EngineStats
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.pages import Owner
@@ -23,6 +22,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import REQUEST_ID_BYTES, Counters, Submit
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from support.engines import create_engine
 from support.messages import submit_of
 from support.numerics.cases import Case
 from support.numerics.workload import ANSWER, Ask, Workload, cached_tokens, engine_config, scheduler_config

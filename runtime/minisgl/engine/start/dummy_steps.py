@@ -98,6 +98,9 @@ def run_eagerly(runner: Runner, plan: StepPlan) -> None:
     packed = PackedStep(plan, runner.tables, None, None if cascade is None else cascade.layout)
     with torch.inference_mode():
         step = packed.view(packed.on_host().to(runner.tables.page_table.device))
+        if not runner.generates:
+            runner.run_hidden(packed, step)
+            return
         plain = runner.run_model(plan, packed, step)
         if plain.is_late:
             tables = runner.tables.device_processors

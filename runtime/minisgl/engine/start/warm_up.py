@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from minisgl.engine.start.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
 from minisgl.models.config import ModelConfig
 from minisgl.wire.plan import StepPlan
@@ -26,6 +28,25 @@ _SAMPLINGS: Final = (
     *([Sampling(masks=True)], [Sampling(logprobs=True)]),
     *([_ALL], [PLAIN, _ALL, Sampling(filters=True)]),
 )
+
+
+_TEXT_TOKENS: Final = (1, 2, 5, 17, 33, 65, 129, 257, 513, 1025, 2049)
+"""Tokens of a text: other numbers of rows may have other kernels."""
+
+
+def text_plans(max_model_len: int, max_running: int, max_step_tokens: int) -> Iterator[StepPlan]:
+    """Plans with texts that reach all kernels of a model that computes whole texts; the last one is the largest."""
+    largest = [max_model_len] * min(max(max_step_tokens // max_model_len, 1), max_running)
+    for lengths in (*([n] for n in _TEXT_TOKENS if n <= max_model_len), [min(40, max_model_len), 1], largest):
+        yield StepPlan.build(
+            epoch=0,
+            step=0,
+            prefill_slots=np.arange(len(lengths), dtype=np.int32),
+            prefill_starts=np.zeros(len(lengths), np.int32),
+            prefill_lengths=np.array(lengths, np.int32),
+            prefill_sample=np.ones(len(lengths), np.int32),
+            prefill_tokens=np.zeros(sum(lengths), np.int32),
+        )
 
 
 def representative_layers(config: ModelConfig) -> list[int]:
