@@ -16,7 +16,7 @@ E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
+.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +30,7 @@ demo-down: install  ## stop and remove what `make demo` started; build results s
 run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask it a question; Ctrl-C stops it (ONCE=1: stop after the answer)
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
-test: install chromium  ## install dependencies, check style and types, and run the tests with coverage
+test: install chromium minilm  ## install dependencies, check style and types, and run the tests with coverage
 	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint
 	@rm -f .coverage .coverage.*
 	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,tests/gpu $(KUBERNETES_TESTS)) --cov --cov-report=
@@ -67,7 +67,7 @@ lint: install  ## run ruff, mypy --strict and the import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
-machine: install chromium prometheus image-engine  ## build and install all that tests need once on a machine, in half an hour
+machine: install chromium minilm prometheus image-engine  ## build and install all that tests need once on a machine, in half an hour
 	@PYTHONPATH=e2e .venv/bin/python -m harness.prepare
 
 cluster-tools: install
@@ -84,6 +84,9 @@ $(AGENT): $(wildcard runtime/minisgl/toy/agent*) $(addprefix runtime/minisgl/toy
 
 chromium:
 	@.ci/chromium
+
+minilm: install
+	@.ci/minilm
 
 prometheus:
 	@.ci/prometheus
