@@ -117,9 +117,15 @@ def ropes_by_type(
     for each type of layer; older ones have `rope_scaling`, which is for layers without a window. `local_theta`: base of
     layers with a window in older files; None: that of the others."""
     parameters, scaling = ({} if value is None else value for value in map(config.get, _OBJECTS))
+    for value in (parameters, scaling):
+        if not isinstance(value, dict):
+            raise ModelError("invalid_config", f"config.json: the RoPE parameters are {value!r:.80}, not an object")
     whole, local = (parameters.get(kind) for kind in ("full_attention", "sliding_attention"))
     if isinstance(whole, dict) or isinstance(local, dict):
-        found = [each if isinstance(each, dict) else {} for each in (local, whole)]
+        found = [
+            {"rope_theta": default, **(each if isinstance(each, dict) else {})}
+            for each, default in ((local, local_theta or theta), (whole, theta))
+        ]
     else:
         base = parameters.get("rope_theta", config.get("rope_theta") or theta)
         found = [{"rope_theta": local_theta or base}, {"rope_theta": base, **scaling}]

@@ -167,21 +167,3 @@ def test_a_tensor_without_a_place_is_an_error_and_heads_are_left_out(tmp_path: P
     save_file({**tensors, "embeddings.adapter.weight": torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"no place for embeddings\.adapter\.weight"):
         Served(tmp_path)
-
-
-def test_a_config_of_the_authors_of_nomic_embed_is_read() -> None:
-    config = {
-        "architectures": ["NomicBertModel"],
-        "auto_map": {"AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"},
-        **{"n_embd": 768, "n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192, "vocab_size": 30528},
-        **{"max_trained_positions": 2048, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0},
-        **{"layer_norm_epsilon": 1e-12, "activation_function": "swiglu", "type_vocab_size": 2},
-        **{"prenorm": False, "qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False, "causal": False},
-        **{"rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "use_rms_norm": False},
-    }
-    read = ModelConfig.parse(config)
-    assert (read.hidden_size, read.num_layers, read.max_model_len) == (768, 12, 2048)
-    assert read.attention.rope is not None and read.attention.rope.theta == 1000
-    assert ModelConfig.parse(config, overrides={"max_trained_positions": 1024}).max_model_len == 1024
-    with pytest.raises(ModelError, match="moe_every_n_layers"):
-        ModelConfig.parse({**config, "moe_every_n_layers": 2})

@@ -135,7 +135,11 @@ _MLA: Final = "multi-head latent attention (MLA)"
 _ALTUP: Final = "alternating updates of several residual streams (AltUp)"
 _LINEAR: Final = "linear attention with a recurrent state"
 
+_OWN_CODE: Final = "its own code, unless a copy with the names of Transformers (GteModel) is taken"
+
 MISSING: Final[Mapping[str, str]] = {
+    "NewModel": _OWN_CODE,
+    "NewForSequenceClassification": _OWN_CODE,
     "DeepseekV2ForCausalLM": _MLA,
     "DeepseekV3ForCausalLM": _MLA,
     "DeepseekV32ForCausalLM": f"{_MLA} and sparse attention",

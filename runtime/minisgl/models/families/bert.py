@@ -6,7 +6,7 @@ from typing import Final
 
 from minisgl.errors import ModelError
 from minisgl.models.encoder_config import EncoderConfig, EncoderFeedForward, EncoderLayerConfig, EncoderNames
-from minisgl.models.families.common import attention, encoder_activation, max_positions, num_layers
+from minisgl.models.families.common import encoder_activation, encoder_attention, max_positions, num_layers
 from minisgl.models.fields import Fields
 from minisgl.models.pooling_config import HeadConfig
 
@@ -41,7 +41,7 @@ def _family(config: Fields, first_position: int) -> EncoderConfig:
             "invalid_config", f"config.json: {positions} positions, of which the first {first_position} are not used"
         )
     layer = EncoderLayerConfig(
-        attention=attention(config, rope=None, qkv_bias=True, output_bias=True, causal=False),
+        attention=encoder_attention(config, rope=None, qkv_bias=True, output_bias=True),
         feed_forward=EncoderFeedForward(
             intermediate_size=config.count("intermediate_size"),
             activation=encoder_activation(config),

@@ -89,6 +89,25 @@ def attention(
     )
 
 
+def encoder_attention(
+    config: Fields,
+    *,
+    rope: RopeConfig | None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    window: int | None = None,
+) -> AttentionConfig:
+    """Attention to all tokens of a text, or to those in a window around each. Each head has keys of its own."""
+    of = attention(config, rope=rope, qkv_bias=qkv_bias, output_bias=output_bias, window=window, causal=False)
+    if of.num_kv_heads != of.num_heads:
+        raise ModelError(
+            "unsupported_architecture",
+            f"config.json: num_key_value_heads is {of.num_kv_heads}; supported for encoders are as many as "
+            f"num_attention_heads, {of.num_heads}",
+        )
+    return of
+
+
 def _check_factors(rope: RopeConfig, head_dim: int) -> None:
     pairs = rope.rotated_dims(head_dim) // 2
     for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from minisgl.models.encoder_config import EncoderConfig, EncoderFeedForward, EncoderLayerConfig, EncoderNames
 from minisgl.models.families.bert import LEFT_OUT
-from minisgl.models.families.common import attention, num_layers, read_activation, rope_of
+from minisgl.models.families.common import encoder_attention, num_layers, read_activation, rope_of
 from minisgl.models.fields import Fields
 
 
 def gte(config: Fields) -> EncoderConfig:
     theta = {} if config.raw("rope_parameters") else {"rope_theta": config.number("rope_theta", default=160_000.0)}
     layer = EncoderLayerConfig(
-        attention=attention(config, rope=rope_of(config, theta), qkv_bias=True, output_bias=True, causal=False),
+        attention=encoder_attention(config, rope=rope_of(config, theta), qkv_bias=True, output_bias=True),
         feed_forward=EncoderFeedForward(
             intermediate_size=config.count("intermediate_size"),
             activation=read_activation(config, default="gelu"),

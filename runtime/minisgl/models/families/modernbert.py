@@ -5,8 +5,8 @@ from __future__ import annotations
 from minisgl.models.encoder_config import EncoderConfig, EncoderFeedForward, EncoderLayerConfig, EncoderNames
 from minisgl.models.families.common import (
     are_windowed,
-    attention,
     encoder_activation,
+    encoder_attention,
     num_layers,
     read_activation,
     rope_of,
@@ -38,13 +38,12 @@ def modernbert(config: Fields) -> EncoderConfig:
     )
     layers = [
         EncoderLayerConfig(
-            attention=attention(
+            attention=encoder_attention(
                 config,
                 rope=ropes[has_window],
                 qkv_bias=bias,
                 output_bias=bias,
                 window=window if has_window else None,
-                causal=False,
             ),
             feed_forward=feed_forward,
             norms_attention=number > 0,

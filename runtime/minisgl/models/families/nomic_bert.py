@@ -7,7 +7,7 @@ from typing import Final
 
 from minisgl.models.encoder_config import EncoderConfig, EncoderFeedForward, EncoderLayerConfig, EncoderNames
 from minisgl.models.families.bert import LEFT_OUT
-from minisgl.models.families.common import attention, num_layers, read_activation, rope_of
+from minisgl.models.families.common import encoder_attention, num_layers, read_activation, rope_of
 from minisgl.models.fields import Fields
 
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -36,7 +36,7 @@ def nomic_bert(config: Fields) -> EncoderConfig:
     # Files of today have `rope_parameters`.
     theta = {} if config.raw("rope_parameters") else {"rope_theta": config.number("rope_theta", default=1000.0)}
     layer = EncoderLayerConfig(
-        attention=attention(config, rope=rope_of(config, theta), causal=False),
+        attention=encoder_attention(config, rope=rope_of(config, theta)),
         feed_forward=EncoderFeedForward(
             intermediate_size=config.count("intermediate_size"),
             activation=read_activation(config),
