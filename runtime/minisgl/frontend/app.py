@@ -24,11 +24,20 @@ from minisgl.frontend.generation.model_names import DEFAULT_MODEL, check_model_n
 from minisgl.frontend.generation.request import GenerationRequest
 from minisgl.frontend.generation.response_format import error_event as openai_error
 from minisgl.frontend.native.generation_probe import GenerationProbe
-from minisgl.frontend.native.information import InformationEndpoints
+from minisgl.frontend.native.information import InformationEndpoints, capabilities
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion, parse_invocation
 from minisgl.frontend.openai.tokenization import TokenizationEndpoints
 from minisgl.frontend.openapi import openapi
+from minisgl.frontend.pooling.requests import (
+    parse_classify,
+    parse_embeddings,
+    parse_rerank,
+    parse_rerank_v2,
+    parse_score,
+    parse_tei_embed,
+    parse_tei_predict,
+)
 from minisgl.frontend.responses.other_routes import InputTokens, compact_response, stored_response
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.frontend.responses.responses import early_error as responses_error
@@ -84,7 +93,8 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
             "root": model_names()[0],
             "parent": None,
             "max_model_len": None if known is None else known.card.max_model_len,
-            "capabilities": None if known is None else known.capabilities,
+            "task": None if known is None else known.card.task,
+            "capabilities": None if known is None else capabilities(known),
         }
 
     async def models(_: Request) -> Response:
@@ -107,6 +117,15 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     ) -> GenerationEndpoint:
         return GenerationEndpoint(tokenizers, config, constraints, parse, early_error)
 
+    def labels() -> tuple[str, ...]:
+        return () if tokenizers.model is None else tokenizers.model.card.labels
+
+    def classify(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+        return parse_classify(raw, defaults, labels())
+
+    def predict(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+        return parse_tei_predict(raw, defaults, labels())
+
     started_at = int(time.time())
     constraints = ConstraintCheck(tokenizers)
     tokenization = TokenizationEndpoints(tokenizers, config)
@@ -126,6 +145,13 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
         Route("/v1/responses/{name:path}", stored_response, methods=["GET", "POST", "DELETE"]),
         Route("/v1/messages", generation(parse_message_request, anthropic_error), methods=["POST"]),
         Route("/v1/messages/count_tokens", TokenCount(tokenizers, config).count, methods=["POST"]),
+        Route("/v1/embeddings", generation(parse_embeddings), methods=["POST"]),
+        *(Route(path, generation(parse_rerank), methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
+        Route("/v2/rerank", generation(parse_rerank_v2), methods=["POST"]),
+        *(Route(path, generation(parse_score), methods=["POST"]) for path in ("/v1/score", "/score")),
+        *(Route(path, generation(classify), methods=["POST"]) for path in ("/v1/classify", "/classify")),
+        Route("/embed", generation(parse_tei_embed), methods=["POST"]),
+        Route("/predict", generation(predict), methods=["POST"]),
         Route("/generate", generation(parse_native), methods=["POST"]),
         Route("/invocations", generation(parse_invocation), methods=["POST"]),
         *(Route(path, tokenization.tokenize, methods=["POST"]) for path in ("/tokenize", "/v1/tokenize")),

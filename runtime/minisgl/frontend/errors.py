@@ -18,6 +18,8 @@ _STATUS: Final = {
     "invalid_prompt": 400,
     "invalid_token": 400,
     "invalid_request": 400,
+    "invalid_value": 400,
+    "wrong_task": 400,
     "invalid_grammar": 400,
     "unsupported_schema": 400,
     "grammar_too_complex": 400,
@@ -70,9 +72,12 @@ class ApiError(CodedError):
         """OpenAI's type of the error."""
         return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
-    def body(self) -> bytes:
+    def body_fields(self) -> dict[str, Any]:
         error: dict[str, Any] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": error})
+        return {"error": error}
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self.body_fields())
 
 
 class NotTaken(ApiError):

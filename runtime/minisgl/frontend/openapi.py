@@ -27,8 +27,19 @@ from minisgl.frontend.openai.bodies import (
     DetokenizeBody,
     TokenizeBody,
 )
+from minisgl.frontend.pooling import schema as pooling
+from minisgl.frontend.pooling.bodies import (
+    ClassifyBody,
+    EmbeddingsBody,
+    RerankBody,
+    ScoreBody,
+    TeiEmbedBody,
+    TeiPredictBody,
+    TeiRerankBody,
+)
 from minisgl.frontend.responses import schema as responses
 from minisgl.frontend.responses.bodies import ResponsesBody
+from minisgl.frontend.server.error_body import TEI_PATHS
 from minisgl.version import __version__
 from minisgl.wire.text import ServedModel
 
@@ -36,10 +47,12 @@ Schema = dict[str, Any]
 
 _OPENAI: Final = "OpenAI"
 _ANTHROPIC: Final = "Anthropic"
+_TEXTS: Final = "Embeddings and scores"
 _TOKENS: Final = "Tokens"
 _OTHERS: Final = "Other servers"
 _SERVER: Final = "Server"
 _QUESTION: Final = [{"role": "user", "content": "Hello"}]
+_RANKED: Final = {"query": "Hello", "documents": ["world", "moon"], "top_n": 1}
 
 
 class _Post(NamedTuple):
@@ -69,6 +82,20 @@ _POSTS: Final = {
     "/v1/messages/count_tokens": _Post(
         CountTokensBody, _ANTHROPIC, "Count the tokens of messages", {"messages": _QUESTION}
     ),
+    "/v1/embeddings": _Post(EmbeddingsBody, _OPENAI, "Embed texts", {"input": ["Hello", "world"]}),
+    "/v2/rerank": _Post(RerankBody, _TEXTS, "Sort documents by their relevance for a query, as Cohere does", _RANKED),
+    **{
+        f"{prefix}/score": _Post(
+            ScoreBody, _TEXTS, "Score pairs of texts, as vLLM does", {"text_1": "Hello", "text_2": ["world", "moon"]}
+        )
+        for prefix in ("", "/v1")
+    },
+    **{
+        f"{prefix}/classify": _Post(ClassifyBody, _TEXTS, "Classify texts, as vLLM does", {"input": ["Hello"]})
+        for prefix in ("", "/v1")
+    },
+    "/embed": _Post(TeiEmbedBody, _TEXTS, "Embed texts, as TEI does", {"inputs": ["Hello", "world"]}),
+    "/predict": _Post(TeiPredictBody, _TEXTS, "Classify texts or pairs, as TEI does", {"inputs": "Hello"}),
     "/generate": _Post(
         NativeBody,
         _OTHERS,
@@ -89,6 +116,9 @@ _INVOCATION: Final = _Post(
     _OTHERS,
     "Answer a conversation if there are `messages`, otherwise continue a text",
     {"messages": _QUESTION},
+)
+_RERANK: Final = _Post(
+    RerankBody, _TEXTS, "Sort documents by their relevance, as Cohere, Jina, vLLM and, with `texts`, TEI do", _RANKED
 )
 
 _GETS: Final = {
@@ -123,7 +153,7 @@ _PROMPT: Final[Schema] = {"anyOf": [{"type": "string"}, *_LISTS]}
 
 def openapi(model: ServedModel | None) -> dict[str, Any]:
     """Return an OpenAPI 3.1 document. `model`: the served one, whose names and vocabulary bodies must respect."""
-    kinds = [post.body for post in _POSTS.values()]
+    kinds = [*(post.body for post in _POSTS.values()), TeiRerankBody]
     references, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     for name, stricter in _checked_after_decoding().items():
         properties = schemas[name]["properties"] | stricter.get("properties", {})
@@ -135,29 +165,33 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
             if "model" in schema["properties"]:
                 schema["properties"]["model"] = {"enum": [*model.all_names, DEFAULT_MODEL, None], "default": None}
         _set_last_token(schemas, model.card.vocab_size - 1)
+    *references, tei_rerank = references
     bodies = dict(zip(_POSTS, references, strict=True))
     invocation = {"anyOf": [bodies["/v1/chat/completions"], bodies["/v1/completions"]]}
-    paths = {path: {"post": _post(_POSTS[path], body)} for path, body in bodies.items()}
-    paths["/invocations"] = {"post": _post(_INVOCATION, invocation)}
+    paths = {path: {"post": _post(path, _POSTS[path], body)} for path, body in bodies.items()}
+    paths["/invocations"] = {"post": _post("/invocations", _INVOCATION, invocation)}
+    for path in ("/rerank", "/v1/rerank"):
+        paths[path] = {"post": _post(path, _RERANK, {"anyOf": [bodies["/v2/rerank"], tei_rerank]})}
     paths |= {path: {"get": _get(path, tag, summary)} for path, (tag, summary) in _GETS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "minisgl", "version": __version__},
         # A server may have no keys.
         "security": [{}, {"key": []}],
-        "tags": [{"name": tag} for tag in (_OPENAI, _ANTHROPIC, _TOKENS, _OTHERS, _SERVER)],
+        "tags": [{"name": tag} for tag in (_OPENAI, _ANTHROPIC, _TEXTS, _TOKENS, _OTHERS, _SERVER)],
         "paths": paths,
         "components": {
-            "schemas": {**schemas, "JsonValue": _json_value(), "Error": _error()},
+            "schemas": {**schemas, "JsonValue": _json_value(), "Error": _error(), "TeiError": _tei_error()},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _post(post: _Post, body: Schema) -> dict[str, Any]:
+def _post(path: str, post: _Post, body: Schema) -> dict[str, Any]:
     content = {"application/json": {"schema": body, "example": post.example}}
+    error = "TeiError" if path in TEI_PATHS else "Error"
     return {
-        **_operation(post.tag, post.summary, "The response, or with `stream` its events."),
+        **_operation(post.tag, post.summary, "The response, or with `stream` its events.", error),
         "requestBody": {"required": True, "content": content},
     }
 
@@ -169,8 +203,8 @@ def _get(path: str, tag: str, summary: str) -> dict[str, Any]:
     return operation
 
 
-def _operation(tag: str, summary: str, response: str) -> dict[str, Any]:
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+def _operation(tag: str, summary: str, response: str, error_schema: str = "Error") -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{error_schema}"}}}}
     return {
         "tags": [tag],
         "summary": summary,
@@ -248,6 +282,7 @@ def _checked_after_decoding() -> dict[str, Schema]:
         },
         **responses.CHECKED_AFTER_DECODING,
         **anthropic.CHECKED_AFTER_DECODING,
+        **pooling.checked_after_decoding(_TOKEN_IDS),
         "TokenizeBody": {
             "oneOf": _exactly_one("prompt", "messages"),
             **_not_both("continue_final_message", {"const": True}, "add_generation_prompt", {"const": True}),
@@ -314,6 +349,12 @@ def _error() -> Schema:
     text = {"type": "string"}
     fields = {"message": text, "type": text, "param": {"type": ["string", "null"]}, "code": text}
     return _object({"error": _object(fields, *fields)}, "error")
+
+
+def _tei_error() -> Schema:
+    text = {"type": "string"}
+    fields = {"error": text, "error_type": text, "code": text, "param": {"type": ["string", "null"]}}
+    return _object(fields, *fields)
 
 
 def _one_constraint(kind: type[msgspec.Struct]) -> Schema:

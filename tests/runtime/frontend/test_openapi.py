@@ -18,6 +18,24 @@ from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.bodies import ChatBatchBody, ChatBody, CompletionBody
 from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
 from minisgl.frontend.openapi import openapi
+from minisgl.frontend.pooling.bodies import (
+    ClassifyBody,
+    EmbeddingsBody,
+    RerankBody,
+    ScoreBody,
+    TeiEmbedBody,
+    TeiPredictBody,
+    TeiRerankBody,
+)
+from minisgl.frontend.pooling.requests import (
+    parse_classify,
+    parse_embeddings,
+    parse_rerank,
+    parse_rerank_v2,
+    parse_score,
+    parse_tei_embed,
+    parse_tei_predict,
+)
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.wire.text import SamplingDefaults, ServedModel
@@ -127,11 +145,27 @@ def is_accepted(parse: Any, body: dict[str, Any]) -> bool:
 
 
 def compares(body: dict[str, Any]) -> bool:
-    """Whether the parser compares two numbers of the body, or reads a regular expression, as no schema can."""
+    """Whether the parser compares two numbers or lengths of the body, or reads a regular expression, as no schema can.
+    """
     given = {name for name, value in body.items() if value is not None}
     alone = {"min_tokens", "min_new_tokens", "best_of", "stop_regex"}
     most = {"max_tokens", "max_completion_tokens", "max_new_tokens"}
-    return bool(given & alone) or ("n" in given and bool(given & most))
+    pairs = isinstance(first := body.get("text_1"), list) and len(first) > 1
+    return pairs or bool(given & alone) or ("n" in given and bool(given & most))
+
+
+def check_fields(parse: Any, kind: Any, start: dict[str, Any], examples: int) -> None:
+    schema = validator(kind.__name__)
+    fields = st.sampled_from([*kind.__struct_fields__, "unknown"])
+
+    @settings(max_examples=examples, deadline=None)
+    @given(st.dictionaries(fields, VALUES, min_size=1, max_size=3))
+    def check(change: dict[str, Any]) -> None:
+        body = start | change
+        if not compares(body):
+            assert is_accepted(parse, body) == schema.is_valid(body), body
+
+    check()
 
 
 @pytest.mark.parametrize(
@@ -148,17 +182,27 @@ def compares(body: dict[str, Any]) -> bool:
     ids=["chat", "batch", "completion", "native", "native, empty", "responses", "messages"],
 )
 def test_the_schema_allows_any_field_exactly_as_the_parser_does(parse: Any, kind: Any, start: dict[str, Any]) -> None:
-    schema = validator(kind.__name__)
-    fields = st.sampled_from([*kind.__struct_fields__, "unknown"])
+    check_fields(parse, kind, start, 300)
 
-    @settings(max_examples=300, deadline=None)
-    @given(st.dictionaries(fields, VALUES, min_size=1, max_size=3))
-    def check(change: dict[str, Any]) -> None:
-        body = start | change
-        if not compares(body):
-            assert is_accepted(parse, body) == schema.is_valid(body), body
 
-    check()
+@pytest.mark.parametrize(
+    ("parse", "kind", "start"),
+    [
+        (parse_embeddings, EmbeddingsBody, {"input": "Hi"}),
+        (parse_embeddings, EmbeddingsBody, CHAT),
+        (parse_classify, ClassifyBody, {"input": "Hi"}),
+        (parse_rerank_v2, RerankBody, {"query": "Hi", "documents": ["a", {"text": "b"}]}),
+        (parse_score, ScoreBody, {"text_1": "Hi", "text_2": "a"}),
+        (parse_tei_embed, TeiEmbedBody, {"inputs": "Hi"}),
+        (parse_rerank, TeiRerankBody, {"query": "Hi", "texts": ["a"]}),
+        (parse_tei_predict, TeiPredictBody, {"inputs": [["Hi"], ["a", "b"]]}),
+    ],
+    ids=["input", "messages", "classify", "rerank", "score", "tei embed", "tei rerank", "tei predict"],
+)
+def test_the_schema_allows_texts_to_pool_exactly_as_the_parser_does(
+    parse: Any, kind: Any, start: dict[str, Any]
+) -> None:
+    check_fields(parse, kind, start, 60)
 
 
 def test_the_schema_allows_messages_exactly_as_the_parser_does() -> None:
@@ -251,7 +295,9 @@ def test_the_document_is_served(stack: FrontendStack) -> None:
         # A POST without a body is rejected everywhere, and the error has the published form.
         error = stack.http.post(path, content=b"")
         assert error.status_code == 400
-        jsonschema.validate(error.json(), document["components"]["schemas"]["Error"])
+        responses = document["paths"][path]["post"]["responses"]
+        published = responses["default"]["content"]["application/json"]["schema"]
+        jsonschema.validate(error.json(), {**published, "components": document["components"]})
     assert document["components"]["schemas"]["ChatBody"]["properties"]["model"]["enum"][0] == "org/tiny"
 
 

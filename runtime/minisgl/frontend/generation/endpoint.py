@@ -1,4 +1,4 @@
-"""ASGI application of POST /v1/chat/completions, /v1/completions and /generate.
+"""ASGI application of POST /v1/chat/completions, /v1/embeddings and all others that need the model.
 
 A client gets its full response or an error. Headers of success are sent when the engine has queued the request; those
 of a stream after 15 seconds at the latest. A stream that cannot be completed ends in an error event, and then the
@@ -30,6 +30,7 @@ from minisgl.frontend.generation.request import GenerationRequest, check_prompt_
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
 from minisgl.frontend.generation.sampling import outside_vocabulary
 from minisgl.frontend.generation.stream_opening import StreamOpening
+from minisgl.frontend.generation.tasks import check_task
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.held_requests import Held
 from minisgl.frontend.server.json_body import read_json_body
@@ -43,6 +44,8 @@ from minisgl.wire.text import SamplingDefaults
 logger = logging.getLogger(__name__)
 
 _LARGE_BODY_BYTES: Final = 256 << 10
+_LARGE_OUTPUT_BYTES: Final = 64 << 10
+"""Of numbers: some milliseconds as JSON."""
 
 
 class GenerationEndpoint:
@@ -131,7 +134,7 @@ class GenerationEndpoint:
                 await _send_stream(record, request, stream, send)
             else:
                 choices = await stream.complete()
-                whole = request.format.full(record.response_id, record.model, choices)
+                whole = await _rendered(request, record, choices)
                 response_headers |= _continued_header(choices)
                 response_headers |= load_header(headers, self._tokenizers.requests.status)
                 await Response(whole, 200, response_headers, "application/json")(scope, receive, send)
@@ -170,6 +173,7 @@ class GenerationEndpoint:
         record.model = response_model_name(request.model, self._tokenizers.names)
         # A client may prefer that unknown fields are refused.
         ignored_params(headers, self._ignored(request))
+        check_task(request, self._tokenizers.model)
         deadline_ms(request, headers)
         check_prompt_lengths(request, self._tokenizers.model)
         seconds = self._config.accept_seconds
@@ -204,6 +208,15 @@ class GenerationEndpoint:
         except TimeoutError:
             message = f"the engine did not queue the request within {seconds:g} s"
             raise ApiError.from_code(ENGINE_UNAVAILABLE, message) from None
+
+
+async def _rendered(request: GenerationRequest, record: RequestRecord, choices: Sequence[Delta]) -> bytes:
+    """Return the body of a whole response. Raises ApiError."""
+    render = functools.partial(request.format.full, record.response_id, record.model, choices)
+    if sum(len(choice.finished.values) for choice in choices if choice.finished is not None) > _LARGE_OUTPUT_BYTES:
+        # Other requests go on meanwhile.
+        return await asyncio.to_thread(render)
+    return render()
 
 
 async def _send_stream(record: RequestRecord, request: GenerationRequest, stream: ResponseStream, send: Send) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.json_body import invalid
-from minisgl.wire.text import ChatMessage
+from minisgl.wire.text import ChatMessage, Pooling
 
 MAX_PROMPTS: Final = 128
 
@@ -22,10 +22,12 @@ class Prompt(msgspec.Struct, frozen=True):
     text: str | None = None
     tokens: bytes | None = None
     """int32"""
+    pooling: Pooling | None = None
+    """As in `Generate`."""
 
 
-def parse_prompts(value: str | list[Any], param: str) -> Iterator[Prompt]:
-    """Yield the prompts in the field `param`. Raises ApiError."""
+def parse_prompts(value: str | list[Any], param: str, most: int = MAX_PROMPTS) -> Iterator[Prompt]:
+    """Yield the prompts in the field `param`, which has at most `most` of them. Raises ApiError."""
     if isinstance(value, str):
         yield Prompt(text=value)
         return
@@ -34,8 +36,8 @@ def parse_prompts(value: str | list[Any], param: str) -> Iterator[Prompt]:
     if type(value[0]) is int:
         yield Prompt(tokens=_token_ids(value, param))
         return
-    if len(value) > MAX_PROMPTS:
-        raise invalid(param, f"expected at most {MAX_PROMPTS} prompts")
+    if len(value) > most:
+        raise invalid(param, f"expected at most {most} prompts")
     for i, prompt in enumerate(value):
         if isinstance(prompt, str):
             yield Prompt(text=prompt)

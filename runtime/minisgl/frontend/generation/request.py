@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 from starlette.datastructures import Headers
 
+from minisgl.config import Task
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.prompts import Prompt
 from minisgl.frontend.generation.response_format import ResponseFormat
@@ -47,6 +48,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the field with the constraint, for errors."""
     ignored: tuple[str, ...] = ()
     """Unknown fields of the body."""
+    tasks: tuple[Task, ...] = ("generate",)
+    """Tasks of models that can answer it."""
+    dimensions: int | None = None
+    """Numbers of each embedding that the response has; None: all."""
 
 
 def generate_messages(
@@ -65,6 +70,7 @@ def generate_messages(
             tokens=prompt.tokens,
             params=params,
             options=request.options,
+            pooling=prompt.pooling,
             deadline_ms=deadline,
             tenant=digest,
         )

@@ -1,4 +1,4 @@
-"""GET /health_generate: a probe that ends in a generated token.
+"""GET /health_generate: a probe that ends in a generated token, or in the output of a text.
 
 A probe must not fail because a server is busy: its restart would make all of its requests begin again. So the probe
 also succeeds when the engine completes steps for other requests while the probe's own request waits.
@@ -18,10 +18,10 @@ from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
-from minisgl.wire.text import Generate, RequestOptions
+from minisgl.wire.text import Generate, Pooling, RequestOptions
 
 PROBE_SECONDS: Final = 20.0
-"""Longest time until a token, or a step for other requests; as in SGLang."""
+"""Longest time until a token or an output, or a step for other requests; as in SGLang."""
 _CHECK_SECONDS: Final = 0.5
 """Interval at which the steps of the engine are looked at. Below the default timeout of Kubernetes' probes, 1 s."""
 _COMPLETED_STEPS: Final = 2
@@ -58,12 +58,15 @@ class GenerationProbe:
         return 0 if status is None else status.counters.steps
 
     async def _generate(self, record: RequestRecord) -> None:
-        """Return once one token is generated. Raises ApiError."""
+        """Return once one token is generated; of a model that does not generate, once one is pooled. Raises
+        ApiError."""
+        model = self._tokenizers.model
         probe = Generate(
             id=secrets.token_bytes(REQUEST_ID_BYTES),
             tokens=bytes(4),
             params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
             options=RequestOptions(priority=_HIGHEST_PRIORITY, stream=False),
+            pooling=None if model is None or model.card.task == "generate" else Pooling(),
         )
         try:
             stream = self._tokenizers.submit(record, [probe], 1)

@@ -15,6 +15,12 @@ from minisgl.version import __version__
 from minisgl.wire.text import ServedModel
 
 
+def capabilities(model: ServedModel) -> tuple[str, ...] | None:
+    """Return what requests can ask of the model; of one that does not generate text, its task, whatever template its
+    tokenizer files have."""
+    return model.capabilities if model.card.task == "generate" else (model.card.task,)
+
+
 class InformationEndpoints:
     """Handlers with SGLang's names of fields; /load has vLLM's, too."""
 
@@ -73,12 +79,13 @@ class InformationEndpoints:
         return {
             "model_path": model.card.name,
             "tokenizer_path": model.card.name,
-            "is_generation": True,
+            "is_generation": model.card.task == "generate",
+            "task": model.card.task,
             "preferred_sampling_params": None,
             "weight_version": model.card.revision,
             "max_model_len": model.card.max_model_len,
             "vocab_size": model.card.vocab_size,
-            "capabilities": model.capabilities,
+            "capabilities": capabilities(model),
         }
 
     def _load(self) -> dict[str, Any]:

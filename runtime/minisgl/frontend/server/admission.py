@@ -102,11 +102,15 @@ class Admission:
         """Return whether a prompt of about `tokens` tokens may wait besides those that do."""
         return not self.waiting_tokens or self.waiting_tokens + tokens <= self._limits.waiting_tokens
 
-    def admit(self, choices: int, tokens: int, tenant: str = "", *, was_held: bool = False) -> None:
+    def admit(
+        self, choices: int, tokens: int, tenant: str = "", *, was_held: bool = False, by_tokens: bool = False
+    ) -> None:
         """Let `choices` choices of a tenant wait, with prompts of about `tokens` tokens together. A request that was
-        held had its place before, and is not rejected. Raises ApiError."""
+        held had its place before, and is not rejected. `by_tokens`: only the tokens count, since they are all the work
+        there is, and a program that fills an index sends thousands of short texts at once. Raises ApiError."""
         if self.waiting and not was_held:
-            self.check_waiting(choices, tenant)
+            if not by_tokens:
+                self.check_waiting(choices, tenant)
             most, own, waiting = self._limits.waiting_tokens, self._tokens_of[tenant], self.waiting_tokens
             if waiting + tokens > most and not has_share(own, tokens, waiting, most, +self._waiting_of):
                 raise self._reject("waiting_tokens", "queue_full", f"prompts of {waiting} tokens are waiting")

@@ -25,9 +25,23 @@ _TYPES: Final = {
 _TOO_LONG: Final = re.compile(r"maximum context length is (\d+) tokens. The prompt has (?:at least )?(\d+) tokens")
 
 
+_RERANK_PATHS: Final = frozenset({"/rerank", "/v1/rerank", "/v2/rerank"})
+"""Cohere's, Jina's, vLLM's and TEI's clients send requests there."""
+TEI_PATHS: Final = frozenset({"/embed", "/predict"})
+_TEI_TYPES: Final = {408: "Overloaded", 413: "Validation", 429: "Overloaded", 503: "Unhealthy"}
+
+
 def error_body(error: ApiError, path: str, request_id: str) -> bytes:
     if path.startswith(ANTHROPIC_PATH):
         return anthropic_error(error, request_id)
+    if path in _RERANK_PATHS:
+        # Cohere's clients look for `message`, Jina's for `detail`.
+        return msgspec.json.encode({**error.body_fields(), "message": error.message, "detail": error.message})
+    if path in TEI_PATHS:
+        kind = _TEI_TYPES.get(error.status, "Backend" if error.status >= 500 else "Validation")
+        return msgspec.json.encode(
+            {"error": error.message, "error_type": kind, "code": error.code, "param": error.param}
+        )
     return error.body()
 
 

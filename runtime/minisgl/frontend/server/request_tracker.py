@@ -92,11 +92,13 @@ class RequestTracker:
         self.admission.recount(record.key_name, record.choices, len(choices))
         record.choices = len(choices)
         tokens = sum(tokens for _, tokens in choices)
-        self.admission.admit(len(choices), tokens, record.tenant, was_held=held is not None)
+        is_pooled = requests[0].pooling is not None
+        self.admission.admit(len(choices), tokens, record.tenant, was_held=held is not None, by_tokens=is_pooled)
         if held is not None:
             self.held.release(held)
         record.stream = ResponseStream(record.started_at, choices, n, requests[0].params.max_tokens)
         record.stream.tenant = record.tenant
+        record.stream.is_pooled = is_pooled
         self._phases[record.stream.phase] += 1
         return record.stream
 
@@ -160,36 +162,45 @@ class RequestTracker:
         metrics.finished[end.reason] += 1
         if choice.index % stream.n == 0:
             metrics.prompt_tokens.observe(end.prompt_tokens)
-            metrics.params_n.observe(stream.n)
             computed = end.prompt_tokens - end.cached_tokens
             metrics.computed_tokens.observe(computed)
             metrics.cached_tokens.value += end.cached_tokens
             metrics.prompt_tokens_by_source["local_compute"] += computed
             metrics.prompt_tokens_by_source["local_cache_hit"] += end.cached_tokens
             metrics.cached_tokens_by_source["device"] += end.cached_tokens
+        metrics.preemptions.observe(end.preemptions)
+        if end.wait is not None:
+            metrics.prefill_time.observe(end.wait.prefill)
+            metrics.inference_time.observe(end.wait.prefill + now - choice.first_token_at)
+        metrics.request_latency.observe(now - stream.started_at)
+        if not stream.is_pooled:
+            self._count_answer(choice, end, now)
+        stream.finish(choice, end)
+        first = choice.index - choice.index % stream.n
+        siblings = stream.choices[first : first + stream.n]
+        if not stream.is_pooled and all(one.finished is not None for one in siblings):
+            metrics.max_generation_tokens.observe(max(one.tokens for one in siblings))
+
+    def _count_answer(self, choice: Choice, end: Finished, now: float) -> None:
+        """Count what only generated answers have."""
+        stream, metrics = choice.stream, self.metrics
+        if choice.index % stream.n == 0:
+            metrics.params_n.observe(stream.n)
         metrics.generation_tokens.observe(end.completion_tokens)
         max_tokens = stream.max_tokens
         if max_tokens is None and self.model is not None:
             max_tokens = self.model.card.max_model_len - end.prompt_tokens
         if max_tokens is not None:
             metrics.params_max_tokens.observe(max_tokens)
-        metrics.preemptions.observe(end.preemptions)
-        if end.wait is not None:
-            metrics.prefill_time.observe(end.wait.prefill)
-            metrics.inference_time.observe(end.wait.prefill + now - choice.first_token_at)
-        metrics.request_latency.observe(now - stream.started_at)
         metrics.decode_time.observe(now - choice.first_token_at)
         if end.completion_tokens > 1:
             metrics.time_per_output_token.observe((now - choice.first_token_at) / (end.completion_tokens - 1))
-        stream.finish(choice, end)
-        first = choice.index - choice.index % stream.n
-        siblings = stream.choices[first : first + stream.n]
-        if all(one.finished is not None for one in siblings):
-            metrics.max_generation_tokens.observe(max(one.tokens for one in siblings))
 
     def fail(self, choice: Choice, error: ApiError) -> None:
         if error.code == "queue_full":
             self.admission.add_retry_after(error)
+        if choice.stream.is_pooled and len(choice.stream.choices) > 1 and error.status == 400:
+            error = ApiError(400, error.code, f"text {choice.index}: {error.message}", error.param)
         self._stop_waiting(choice)
         choice.stream.fail(error)
 
@@ -256,4 +267,5 @@ def _estimate_prompt_tokens(request: Generate) -> int:
         tools = 0 if (offered := request.options.tools) is None else len(msgspec.json.encode(offered.definitions))
         characters = sum(len(message.content or "") + len(message.reasoning or "") for message in request.messages)
         return (characters + tools) // 4 + len(request.messages)
-    return len(request.prompt or "") // 4 + 1
+    second = 0 if request.pooling is None else len(request.pooling.second_text or "")
+    return (len(request.prompt or "") + second) // 4 + 1

@@ -140,6 +140,8 @@ class ResponseStream:
         choice; None: up to the context length."""
         self.tenant = ""
         """Whose request it is, as in `RequestRecord`."""
+        self.is_pooled = False
+        """Each choice is the output of a text of its own, without tokens."""
         self.started_at = started_at
         self.max_tokens = max_tokens
         self.choices = [Choice(self, index, key, tokens) for index, (key, tokens) in enumerate(choices)]

@@ -19,6 +19,24 @@ from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.native.requests import parse_native
 from minisgl.frontend.openai.bodies import ChatBatchBody, ChatBody, CompletionBody
 from minisgl.frontend.openai.requests import parse_chat, parse_chat_batch, parse_completion
+from minisgl.frontend.pooling.bodies import (
+    ClassifyBody,
+    EmbeddingsBody,
+    RerankBody,
+    ScoreBody,
+    TeiEmbedBody,
+    TeiPredictBody,
+    TeiRerankBody,
+)
+from minisgl.frontend.pooling.requests import (
+    parse_classify,
+    parse_embeddings,
+    parse_rerank,
+    parse_rerank_v2,
+    parse_score,
+    parse_tei_embed,
+    parse_tei_predict,
+)
 from minisgl.frontend.responses.bodies import ResponsesBody
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.wire.text import Generate, SamplingDefaults
@@ -52,8 +70,20 @@ def outcome(parse: Any, body: dict[str, Any]) -> None:
         (parse_native, NativeBody, {"text": "Hi"}),
         (parse_responses, ResponsesBody, {"input": "Hi"}),
         (parse_message_request, MessagesBody, CHAT | {"max_tokens": 9}),
+        (parse_embeddings, EmbeddingsBody, {"input": "Hi"}),
+        (parse_embeddings, EmbeddingsBody, CHAT),
+        (parse_classify, ClassifyBody, {"input": "Hi"}),
+        (parse_rerank_v2, RerankBody, {"query": "Hi", "documents": ["a"]}),
+        (parse_score, ScoreBody, {"text_1": "Hi", "text_2": ["a", "b"]}),
+        (parse_tei_embed, TeiEmbedBody, {"inputs": "Hi"}),
+        (parse_rerank, TeiRerankBody, {"query": "Hi", "texts": ["a"]}),
+        (parse_tei_predict, TeiPredictBody, {"inputs": "Hi"}),
     ],
-    ids=["chat", "batch", "completion", "native", "responses", "messages"],
+    ids=[
+        *("chat", "batch", "completion", "native", "responses", "messages"),
+        *("embeddings", "embeddings of a chat", "classify", "rerank", "score"),
+        *("tei embed", "tei rerank", "tei predict"),
+    ],
 )
 def test_any_value_of_any_field_is_rejected_by_name_or_encodable(parse: Any, kind: Any, start: dict[str, Any]) -> None:
     @settings(max_examples=120, deadline=None)
