@@ -165,13 +165,12 @@ def openapi(model: ServedModel | None) -> dict[str, Any]:
             if "model" in schema["properties"]:
                 schema["properties"]["model"] = {"enum": [*model.all_names, DEFAULT_MODEL, None], "default": None}
         _set_last_token(schemas, model.card.vocab_size - 1)
-    *references, tei_rerank = references
-    bodies = dict(zip(_POSTS, references, strict=True))
+    bodies = dict(zip(_POSTS, references[:-1], strict=True))
     invocation = {"anyOf": [bodies["/v1/chat/completions"], bodies["/v1/completions"]]}
     paths = {path: {"post": _post(path, _POSTS[path], body)} for path, body in bodies.items()}
     paths["/invocations"] = {"post": _post("/invocations", _INVOCATION, invocation)}
     for path in ("/rerank", "/v1/rerank"):
-        paths[path] = {"post": _post(path, _RERANK, {"anyOf": [bodies["/v2/rerank"], tei_rerank]})}
+        paths[path] = {"post": _post(path, _RERANK, {"anyOf": [bodies["/v2/rerank"], references[-1]]})}
     paths |= {path: {"get": _get(path, tag, summary)} for path, (tag, summary) in _GETS.items()}
     return {
         "openapi": "3.1.0",

@@ -145,8 +145,7 @@ def is_accepted(parse: Any, body: dict[str, Any]) -> bool:
 
 
 def compares(body: dict[str, Any]) -> bool:
-    """Whether the parser compares two numbers or lengths of the body, or reads a regular expression, as no schema can.
-    """
+    """Whether the parser compares two numbers or lengths of the body, or reads an expression, as no schema can."""
     given = {name for name, value in body.items() if value is not None}
     alone = {"min_tokens", "min_new_tokens", "best_of", "stop_regex"}
     most = {"max_tokens", "max_completion_tokens", "max_new_tokens"}

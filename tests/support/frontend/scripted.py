@@ -138,7 +138,11 @@ class ScriptedStack:
         self.model = model
         os.write(self._wake_write, b"!")
         deadline = time.monotonic() + WAIT_SECONDS
-        while self.http.get("/get_model_info").json()["capabilities"] != [*(model.capabilities or ())]:
+        expected = {
+            "capabilities": [*(model.capabilities or ())] if model.card.task == "generate" else [model.card.task],
+            "weight_version": model.card.revision,
+        }
+        while not expected.items() <= self.http.get("/get_model_info").json().items():
             assert time.monotonic() < deadline, "the server does not learn of the model"
             time.sleep(0.02)
 
