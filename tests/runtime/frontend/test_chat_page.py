@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from minisgl.wire.text import FromTokenizer, Generate, TextFailed
+from support.frontend import pooled
 from support.frontend.chromium import Page
 from support.frontend.scripted import MODEL, Script, ScriptedStack, answer, calls, says, thinks
 from support.frontend.served import eventually
@@ -469,6 +470,13 @@ def test_thinking_and_tools_are_offered_where_the_model_has_them(scripted: Scrip
     page.send("Page.reload")
     page.wait_for("document.querySelector('#model')?.textContent === 'org/tiny'")
     assert page.evaluate(visible) == [False, False, False]
+
+
+def test_a_model_that_does_not_chat_says_where_it_is_asked(scripted: ScriptedStack, page: Page) -> None:
+    scripted.serve(pooled.model("embed"))
+    page.send("Page.reload")
+    page.wait_for("document.querySelector('#welcome')?.innerText.includes('/v1/embeddings')")
+    assert _texts(page, "#welcome h2") == ["This model does not chat"]
 
 
 def test_an_error_says_what_to_do(scripted: ScriptedStack, page: Page) -> None:

@@ -10,6 +10,8 @@ import { browserStorage, ChatStore, newChat } from "./store.js";
 
 const CURRENT = "minisgl.current";
 const NEAR_END = 60;
+// Where a model that does not chat is asked.
+const PATHS = { embed: "/v1/embeddings", rerank: "/v1/rerank", classify: "/v1/classify" };
 const EXAMPLE = "What is the weather in Paris?";
 
 const turns = byId("turns"), question = byId("question");
@@ -47,6 +49,11 @@ function showModels(problem) {
 }
 
 function welcome() {
+  if (models.task !== "generate") {
+    return make("div", { id: "welcome" },
+      make("h2", {}, "This model does not chat"),
+      make("p", {}, `It is served for the task “${models.task}”: send requests to ${PATHS[models.task] ?? "its API"}.`));
+  }
   const example = make("button", {
     id: "example",
     type: "button",

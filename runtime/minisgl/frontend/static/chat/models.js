@@ -22,6 +22,11 @@ export class Models {
     return this.list.find(model => model.id === this.name)?.capabilities ?? [];
   }
 
+  // What the model is served for; text is generated unless the server says otherwise.
+  get task() {
+    return this.list.find(model => model.id === this.name)?.task ?? "generate";
+  }
+
   // Asks the server for its models; again after a while where it has none yet.
   async load() {
     clearTimeout(this.timer);
