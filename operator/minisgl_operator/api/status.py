@@ -49,6 +49,8 @@ class ServedModel(ApiModel):
     """Commit on the Hub that the revision was resolved to."""
     architecture: Text | None = None
     """Architecture in the model's configuration."""
+    task: Text | None = None
+    """What the model is served for: generate, embed, rerank or classify."""
     max_model_len: Count | None = None
     """Maximum length of prompt and answer together, in tokens."""
 

@@ -77,6 +77,7 @@ RESERVED_ARGUMENTS: Final = (
     "--served-model-name",
     "--startup-timeout",
     "--state-directory",
+    "--task",
     "--tp",
 )
 RESERVED_FRONTEND_ARGUMENTS: Final = (
@@ -613,6 +614,9 @@ class InferenceModelSpec(ApiModel):
 
     model: ModelSpec
     """The served model and its names."""
+    task: Literal["auto", "generate", "embed", "rerank", "classify"] = "auto"
+    """What the model is served for: generate text, embed texts, rerank (score pairs of texts) or classify texts. auto:
+    what the checkpoint is made for, see status.model.task."""
     parallelism: Parallelism = Parallelism()
     """Distribution of one replica over ranks, and of ranks over pods."""
     replicas: Integer = Field(default=1, ge=0, le=1000)

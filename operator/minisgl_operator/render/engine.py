@@ -165,6 +165,7 @@ def _arguments(model: InferenceModel, replica: str) -> list[str]:
         *("--tp", str(spec.parallelism.tensor)),
         *("--ranks-per-pod", str(spec.parallelism.ranks_per_pod)),
         *("--device", "cuda" if spec.engine.device == "auto" else "cpu"),
+        *(() if spec.task == "auto" else ("--task", spec.task)),
         *("--dtype", spec.model.dtype),
         *(() if length is None else ("--max-model-len", str(length))),
         *(() if spec.engine.quantization is None else ("--quantization", spec.engine.quantization)),

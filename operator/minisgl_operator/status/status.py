@@ -153,6 +153,7 @@ def _served_model(facts: Facts, previous: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         "commit": (facts.fetch.commit if facts.fetch is not None else "") or known.get("commit"),
         "architecture": card.get("architecture") or known.get("architecture"),
+        "task": card.get("task") or known.get("task"),
         "maxModelLen": card.get("max_model_len") or known.get("maxModelLen"),
     }
     return {"name": name} | {key: value for key, value in found.items() if value}

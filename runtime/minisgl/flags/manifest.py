@@ -25,6 +25,7 @@ _MAX_FILE_BYTES: Final = 1 << 20
 SETTINGS: Final[Mapping[str, tuple[str, type]]] = {
     "model.source.huggingFace.repo": ("model", str),
     "model.source.huggingFace.revision": ("revision", str),
+    "task": ("task", str),
     "model.dtype": ("dtype", str),
     "model.maxModelLen": ("max-model-len", int),
     "parallelism.tensor": ("tp", int),

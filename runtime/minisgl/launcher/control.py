@@ -52,6 +52,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     max_model_len: int = 0
     """Longest sequence in tokens; the size of the KV pool limits it too."""
     vocab_size: int = 0
+    task: str = ""
+    """As in `ModelCard`."""
     attention: dict[str, str] = {}
     """Attention backends, see `EngineStats.attention`."""
     data_types: DataTypes | None = None

@@ -51,7 +51,7 @@ def rank0(raw: msgspec.Raw, control: Control) -> None:
 
     def ready(address: str, card: ModelCard) -> None:
         length, vocabulary = card.max_model_len, card.vocab_size
-        control.ready(Ready(stats.transport, length, vocabulary, stats.attention, stats.data_types))
+        control.ready(Ready(stats.transport, length, vocabulary, card.task, stats.attention, stats.data_types))
 
     compiler = constraint_compiler(config.engine)
     if compiler is not None:

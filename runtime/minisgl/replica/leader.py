@@ -224,6 +224,7 @@ class Leader:
             architecture=self._architecture,
             max_model_len=message.max_model_len,
             vocab_size=message.vocab_size,
+            task=message.task,
         )
         logger.info(
             "epoch %d of %s is ready",

@@ -73,6 +73,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     max_model_len: int
     vocab_size: int
+    task: str = ""
+    """As in `ModelCard`; empty: not reported."""
 
 
 class DataTypes(msgspec.Struct, frozen=True, kw_only=True):

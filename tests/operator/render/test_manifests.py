@@ -195,12 +195,18 @@ def test_all_replicas_have_one_revision_independent_of_frontends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "argument"),
-    [("quantization", "fp8", "--quantization"), ("kvCacheDtype", "fp8", "--kv-cache-dtype")],
+    ("spec", "argument", "value"),
+    [
+        ({"engine": {"quantization": "fp8"}}, "--quantization", "fp8"),
+        ({"engine": {"kvCacheDtype": "fp8"}}, "--kv-cache-dtype", "fp8"),
+        ({"task": "embed"}, "--task", "embed"),
+    ],
 )
-def test_a_data_type_of_the_engine_is_an_argument_and_a_new_revision(field: str, value: str, argument: str) -> None:
+def test_a_field_about_the_model_is_an_argument_and_a_new_revision(
+    spec: dict[str, Any], argument: str, value: str
+) -> None:
     plain = inference_model(source=CLAIM)
-    changed = inference_model({"engine": {field: value}}, source=CLAIM)
+    changed = inference_model(spec, source=CLAIM)
     assert revision(changed, DEFAULTS) != revision(plain, DEFAULTS)
     before, after = (
         find(render(model, DEFAULTS), "StatefulSet", "qwen-r0")["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -209,7 +215,7 @@ def test_a_data_type_of_the_engine_is_an_argument_and_a_new_revision(field: str,
     place = after.index(argument)
     assert after[place : place + 2] == [argument, value]
     assert after[:place] + after[place + 2 :] == before
-    default = inference_model({"engine": {"quantization": None, "kvCacheDtype": "auto"}}, source=CLAIM)
+    default = inference_model({"engine": {"quantization": None, "kvCacheDtype": "auto"}, "task": "auto"}, source=CLAIM)
     assert render(default, DEFAULTS) == render(plain, DEFAULTS)
 
 

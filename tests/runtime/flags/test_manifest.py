@@ -72,6 +72,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
             "dtype": "float32",
             "maxModelLen": 512,
         },
+        task="embed",
         parallelism={"tensor": 2},
         engine={
             "device": "cpu",
@@ -92,6 +93,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         "model": "owner/name",
         "revision": "v1",
         "served-model-name": "first",
+        "task": "embed",
         "dtype": "float32",
         "max-model-len": 512,
         "tp": 2,

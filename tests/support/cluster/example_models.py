@@ -127,6 +127,7 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         },
         CLAIM,
     ),
+    "embeddings": ({"task": "embed"}, CLAIM),
     "fp8": ({"engine": {"quantization": "fp8", "kvCacheDtype": "fp8"}}, CLAIM),
     "every-frontend-field": (
         {

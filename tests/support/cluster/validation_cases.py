@@ -94,6 +94,7 @@ EVERYTHING: Final[Object] = {
         "cache": {"size": "20Gi", "storageClassName": "fast", "accessMode": "ReadWriteOnce", "retain": True},
     },
     "parallelism": {"tensor": 4, "gpusPerPod": 2, "interconnect": "Network"},
+    "task": "embed",
     "replicas": 0,
     "autoscaling": {
         "minReplicas": 0,
@@ -244,6 +245,7 @@ _WRONG_MODELS: Final = (
     Case("no tokens", smallest(model=hub(maxModelLen=1)), "spec.model.maxModelLen"),
 )
 _WRONG_SHAPES: Final = (
+    Case("an unknown task", smallest(task="translate"), "spec.task"),
     Case("no ranks", smallest(parallelism={"tensor": 0}), "spec.parallelism.tensor"),
     Case("too many ranks", smallest(parallelism={"tensor": 65}), "spec.parallelism.tensor"),
     Case("a number as text", smallest(parallelism={"tensor": "2"}), "spec.parallelism.tensor"),
