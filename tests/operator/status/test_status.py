@@ -58,7 +58,10 @@ def test_the_status_of_a_model_that_serves() -> None:
         "selector": "app.kubernetes.io/name=minisgl,app.kubernetes.io/instance=qwen,"
         "app.kubernetes.io/component=engine,apps.kubernetes.io/pod-index=0",
         "url": "http://qwen.team-a.svc/v1",
-        "model": {"name": "models/qwen3-8b", "architecture": "Qwen3ForCausalLM", "maxModelLen": 40960},
+        "model": {
+            **{"name": "models/qwen3-8b", "architecture": "Qwen3ForCausalLM"},
+            **{"task": "generate", "maxModelLen": 40960},
+        },
         "revision": scene.revision,
         "rollout": {"revision": scene.revision, "stableRevision": scene.revision},
         "frontend": {"replicas": 1, "readyReplicas": 1},

@@ -133,7 +133,10 @@ class Scene:
             "restarts": 0,
             "max_restarts": 5,
             "last_failure": None,
-            "card": {"name": "qwen", "architecture": "Qwen3ForCausalLM", "max_model_len": 40960, "vocab_size": 151936},
+            "card": {
+                **{"name": "qwen", "architecture": "Qwen3ForCausalLM", "task": "generate"},
+                **{"max_model_len": 40960, "vocab_size": 151936},
+            },
         }
         self.reports[f"{replica}-0"] = report | said
 
