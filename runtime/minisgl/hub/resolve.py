@@ -12,8 +12,10 @@ from minisgl.hub.repository import CONFIG_FILES, WEIGHT_FILES, offline
 from minisgl.models.checkpoint import SERVED_WEIGHTS
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SUBFOLDERS: Final = ("*/*.json", "*/*.safetensors")
-"""Everything in subfolders but chat templates."""
+_SUBFOLDERS: Final = tuple(f"{folder}/*.{kind}" for folder in ("[!0-9]*", "?[!_]*") for kind in ("json", "safetensors"))
+"""Everything in subfolders but chat templates, and what sentence-transformers has behind a model (`1_Pooling`)."""
+_DENSE_WEIGHTS: Final = "[0-9]_*/model.safetensors"
+"""Weights of layers behind the pooling (`2_Dense`)."""
 _CACHE_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,7 +51,7 @@ def _download(model: str, revision: str | None, with_weights: bool) -> Path:
     from huggingface_hub import errors, snapshot_download
 
     name = model if revision is None else f"{model} at revision {revision}"
-    patterns = [*CONFIG_FILES, SERVED_WEIGHTS] if with_weights else list(CONFIG_FILES)
+    patterns = [*CONFIG_FILES, SERVED_WEIGHTS, _DENSE_WEIGHTS] if with_weights else list(CONFIG_FILES)
     try:
         path = snapshot_download(model, revision=revision, allow_patterns=patterns, ignore_patterns=list(_SUBFOLDERS))
         if with_weights and not any(Path(path).glob(WEIGHT_FILES)):

@@ -128,6 +128,17 @@ def test_chat_templates_and_modules_in_folders_are_fetched(hub: FakeHub, tmp_pat
     assert not (tmp_path / "model" / "original").exists()
 
 
+def test_what_pools_the_texts_is_fetched_with_the_model(hub: FakeHub, tmp_path: Path, checkpoint: Path) -> None:
+    wanted = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    others = ["2_Dense/pytorch_model.bin", "3_Normalize/README.md", "onnx/config.json", "0_Transformer/a/config.json"]
+    for name in (*wanted, *others):
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text(name)
+    run_fetch(hub, tmp_path / "model")
+    found = {str(path.relative_to(tmp_path / "model")) for path in (tmp_path / "model").glob("*/*") if path.is_file()}
+    assert found == {*wanted}
+
+
 class HostileRepository(Repository):
     """Lists files outside of its directory, as a malicious mirror may."""
 

@@ -92,6 +92,18 @@ def test_no_weights_are_downloaded_for_dummy_weights(tmp_path: Path, monkeypatch
     assert found == [*templates, "config.json"]
 
 
+def test_what_pools_the_texts_is_downloaded_with_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pooling = ["1_Pooling/config.json", "2_Dense/config.json"]
+    weights = ["2_Dense/model.safetensors", "model.safetensors"]
+    others = ["2_Dense/pytorch_model.bin", "onnx/config.json", "4bit/model.safetensors", "0_x/y.bin", "a_b/c.json"]
+    _repository(monkeypatch, tmp_path, ["config.json", "modules.json", *pooling, *weights, *others])
+    resolve("google/embeddinggemma-300m", with_weights=False)
+    configs = ["config.json", "modules.json", *pooling]
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == {*configs}
+    resolve("google/embeddinggemma-300m")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == {*configs, *weights}
+
+
 def test_a_hub_id_is_downloaded(tmp_path: Path, hub: list[dict[str, Any]]) -> None:
     hub[0]["outcome"] = tmp_path
     (tmp_path / "model.safetensors").touch()
