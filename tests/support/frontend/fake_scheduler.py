@@ -23,6 +23,8 @@ from minisgl.wire.messages import (
     FromScheduler,
     Hello,
     ModelCard,
+    Pool,
+    Pooled,
     Submit,
     Tokens,
     ToScheduler,
@@ -81,8 +83,15 @@ def answer_with(tokens: Sequence[int], cached: int = 0) -> Callable[[Submit], li
     return answer
 
 
+def pooled_row(request: Pool, values: Sequence[float], cached: int = 0) -> Pooled:
+    """Return the message of a step in which one text got its output."""
+    numbers = np.array(values, "<f4").tobytes()
+    return Pooled(ids=request.id, cached=np.array([cached], "<i4").tobytes(), values=numbers)
+
+
 class FakeScheduler:
-    """`answer` maps each Submit to messages that are sent immediately; more can be sent with `send`."""
+    """`answer` maps each Submit, and `pool` each Pool, to messages that are sent immediately; more can be sent with
+    `send`."""
 
     def __init__(
         self,
@@ -98,6 +107,7 @@ class FakeScheduler:
     ) -> None:
         """`newest_version`: later wire versions are refused."""
         self.answer = answer
+        self.pool: Callable[[Pool], Sequence[FromScheduler]] = lambda _: ()
         self.welcome = Welcome(
             version=WIRE_VERSION, epoch=epoch, model=model, replica=replica, revision=revision, features=features
         )
@@ -124,6 +134,7 @@ class FakeScheduler:
         with self._changed:
             self._received.clear()
             self.answer = lambda _: ()
+            self.pool = lambda _: ()
 
     def send(self, *messages: FromScheduler, to: Submit | None = None) -> None:
         """Send to the client of a request, or to the latest client."""
@@ -192,6 +203,9 @@ class FakeScheduler:
         if isinstance(message, Submit):
             self._owner[message.id] = identity
             return self.answer(message)
+        if isinstance(message, Pool):
+            self._owner[message.id] = identity
+            return self.pool(message)
         return ()
 
     def _deliver(self, identity: bytes, frame: bytes) -> None:

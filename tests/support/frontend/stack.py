@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
+from collections.abc import Mapping
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -36,7 +38,7 @@ def ids(text: str) -> list[int]:
 
 
 class FrontendStack:
-    """`workers`: number of tokenizer processes; 0: the worker is a thread of the server."""
+    """`workers`: number of tokenizer processes; 0: a thread of the server. `model`: fields of the card."""
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class FrontendStack:
         max_model_len: int = 256,
         parsers: Parsers = _DETECT,
         tokenizer: Tokenizer | None = None,
+        model: Mapping[str, Any] = MappingProxyType({}),
         **config: Any,
     ) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -55,6 +58,7 @@ class FrontendStack:
         write_directory(path / "model", written, chat_template=template or TEMPLATE, generation_config=generation)
         self.path = path
         self._max_model_len = max_model_len
+        self._model = model
         self.scheduler_address = f"ipc://{path}/scheduler"
         self.scheduler = FakeScheduler(self.scheduler_address, self.card("org/tiny"))
         addresses = tuple(f"ipc://{path}/text{n}" for n in range(max(workers, 1)))
@@ -85,7 +89,8 @@ class FrontendStack:
 
     def card(self, name: str) -> ModelCard:
         """A model with the tokenizer files of this server."""
-        return card(name, self._max_model_len, tokenizer_hashes=hash_tokenizer_files(self.path / "model"))
+        hashes = hash_tokenizer_files(self.path / "model")
+        return card(name, self._max_model_len, tokenizer_hashes=hashes, **self._model)
 
     def start_worker(self, number: int) -> None:
         process = multiprocessing.get_context("spawn").Process(target=run_worker, args=(self._tokenizers[number],))
