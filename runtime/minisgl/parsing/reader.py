@@ -53,7 +53,7 @@ class Reader:
 
     def __init__(self, token_markers: frozenset[str] = frozenset()) -> None:
         """`token_markers`: texts of the markers that arrive as tokens."""
-        self._token_markers = token_markers
+        self.token_markers = token_markers
         self.text = ""
         self.at = 0
         self.ended = False
@@ -62,6 +62,12 @@ class Reader:
         """It has ended where the model would have continued, as at a limit of tokens."""
         self.marks: list[Mark] = []
         """Marks in the text, in the order of their positions."""
+
+    def follow(self, other: Reader, begin: int) -> None:
+        """Append what another reader has from a position on, and its end."""
+        self.marks += [mark._replace(at=mark.at - begin + len(self.text)) for mark in other.marks if mark.at >= begin]
+        self.text += other.text[begin:]
+        self.ended, self.is_cut = other.ended, other.is_cut
 
     def push(self, text: str) -> None:
         """Append text of ordinary tokens."""
@@ -99,20 +105,20 @@ class Reader:
 
     def is_token(self, marker: str) -> bool:
         """Return whether a marker arrives as a token."""
-        return marker in self._token_markers
+        return marker in self.token_markers
 
     def next_marker(self, texts: Collection[str], begin: int) -> tuple[int, str] | None:
         """Return position and text of the first of these markers at or behind `begin`; None: none has arrived."""
         found = [(mark.at, mark.marker.text) for mark in self.marks if mark.at >= begin and mark.marker.text in texts]
         for text in texts:
-            if text not in self._token_markers and (at := self.text.find(text, begin)) >= 0:
+            if text not in self.token_markers and (at := self.text.find(text, begin)) >= 0:
                 found.append((at, text))
         return min(found, default=None)
 
     def certain_end(self, texts: Collection[str], begin: int) -> int:
         """Return the position from which on the text may be the beginning of one of these markers; its end if it
         cannot."""
-        return held_suffix(self.text, begin, tuple(text for text in texts if text not in self._token_markers))
+        return held_suffix(self.text, begin, tuple(text for text in texts if text not in self.token_markers))
 
     def is_quoted(self, marker: str) -> bool:
         """Return whether the marker at the position is ordinary text, and would be a token otherwise."""

@@ -141,9 +141,8 @@ class Scanner(IncrementalScanner):
             if self._calls is not None and start is not None and (at is None or start[0] < at):
                 begin = len(reader.text[: start[0]].rstrip(SPACE))
                 self._think(begin)
-                if (yield from self._is_call(self._calls, start[0] - begin)) and (yield from self._is_answer(end)):
+                if (yield from self._ends_reasoning(self._calls, (start[0] - begin, start[1] - begin), end)):
                     return
-                self._think(start[1] - begin)
                 continue
             if at is not None:
                 behind = at + len(end.text)
@@ -173,42 +172,77 @@ class Scanner(IncrementalScanner):
         self._is_fenced ^= ticks.count(_FENCE) % 2 == 1
         self._ticks = "`" * ((len(ticks) - len(ticks.rstrip("`"))) % len(_FENCE))
 
-    def _is_call(self, calls: ToolFormat, at: int) -> Scan[bool]:
-        """Return whether a call of a known tool begins at this position within reasoning, and not a quotation. Takes
-        nothing."""
+    def _ends_reasoning(self, calls: ToolFormat, start: tuple[int, int], end: Marker) -> Scan[bool]:
+        """Return whether calls of known tools begin with this marker in reasoning, and are the answer: nothing follows
+        the reasoning. Within a line, nothing follows the calls either: they would be quotations. Takes the marker that
+        ends the reasoning from calls that are the answer, and passes others on as reasoning."""
         reader = self._reader
-        if self._is_fenced or not (calls.is_inline or self._begins_line or _LINE_BREAK in reader.text[:at]):
-            return False
-        trial, output = Reader(), Output(str)
-        steps = calls.parse(trial, output, self._tools)
+        at, thought = start
+        is_in_line = not (calls.is_inline or self._begins_line or _LINE_BREAK in reader.text[:at])
+        is_code = is_in_line and not at and self._ticks != ""
+        behind = None if self._is_fenced else (yield from self._behind_calls(calls, at))
+        while behind is not None:
+            found = self._find(end, behind)
+            following = reader.text[len(reader.text) if found is None else found + len(end.text) :]
+            if is_in_line:
+                is_whole = found is not None or reader.ended or end.token is not None
+                following += reader.text[behind : found if is_whole else held_suffix(reader.text, 0, (end.text,))]
+            if is_code or following.strip():
+                thought = max(thought, behind)
+                self.in_reasoning = True
+                break
+            if reader.ended:
+                reader.cut(found)
+                return True
+            yield
+        self._think(thought)
+        return False
+
+    def _behind_calls(self, calls: ToolFormat, at: int) -> Scan[int | None]:
+        """Return the position behind the calls of known tools that begin at this one; None: there are none. A call that
+        is broken or cut is not passed. Takes nothing."""
+        begin: int | None = at
+        behind: int | None = None
+        while begin is not None and (end := (yield from self._behind_call(calls, begin))) is not None:
+            behind = end
+            begin = None if end == begin else (yield from self._next_call(calls, end))
+        return behind
+
+    def _next_call(self, calls: ToolFormat, behind: int) -> Scan[int | None]:
+        """Return the position of the marker of a call that follows but for spaces; None: something else does."""
+        reader = self._reader
         while True:
-            trial.push(reader.text[at:])
-            at, trial.ended = len(reader.text), reader.ended
-            try:
-                next(steps, None)
-            except (NotACall, Ended):
-                return False
-            if output.calls:
-                (first, *_) = output.take()
-                return isinstance(first, ToolCallDelta) and first.name in self._tools
+            rest = reader.text[behind:].lstrip(SPACE)
+            at = len(reader.text) - len(rest)
+            if rest.startswith(self._start_texts) or any(
+                mark.at == at and mark.marker.text in calls.starts for mark in reader.marks
+            ):
+                return at
+            if reader.ended or (rest and not any(start.startswith(rest) for start in self._start_texts)):
+                return None
             yield
 
-    def _is_answer(self, end: Marker) -> Scan[bool]:
-        """Return whether the calls that begin in reasoning are the answer: nothing follows the reasoning. Takes nothing
-        but the marker that ends it."""
+    def _behind_call(self, calls: ToolFormat, begin: int) -> Scan[int | None]:
+        """Return the position behind the call of a known tool that begins at this one; the same position if it is
+        broken or cut, and None if it is none. Takes nothing."""
         reader = self._reader
-        self.in_reasoning = False
-        searched = 0
+        trial, output = Reader(reader.token_markers), Output(str)
+        steps = calls.parse(trial, output, self._tools)
+        read, is_known = begin, False
         while True:
-            at = self._find(end, searched)
-            if at is None:
-                searched = max(len(reader.text) - len(end.text), 0)
-            elif reader.text[at + len(end.text) :].strip():
-                self.in_reasoning = True
-                return False
-            if reader.ended:
-                reader.cut(at)
-                return True
+            trial.follow(reader, read)
+            read = len(reader.text)
+            try:
+                is_complete = next(steps, True) is True
+            except (NotACall, Ended):
+                return begin if is_known else None
+            events = output.take()
+            if not is_known and events:
+                if not isinstance(first := events[0], ToolCallDelta) or first.name not in self._tools:
+                    return None
+                is_known, self.in_reasoning = True, False
+            if is_complete:
+                return read - (len(trial.text) - trial.at)
             yield
 
     def _text(self, lead: str) -> Scan[None]:
@@ -318,7 +352,7 @@ class Scanner(IncrementalScanner):
         if marker.token is None:
             at = self._reader.text.find(marker.text, begin)
             return at if at >= 0 else None
-        return next((mark.at for mark in self._reader.marks if mark.marker == marker), None)
+        return next((mark.at for mark in self._reader.marks if mark.at >= begin and mark.marker == marker), None)
 
     def _is_at(self, marker: Marker, at: int) -> bool:
         if marker.token is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from minisgl.parsing.reasoning import ReasoningState
@@ -51,6 +53,45 @@ def test_calls_that_are_rehearsed_are_reasoning(parser: str, vocabulary: tuple[s
     assert found.reasoning.startswith("hm\n") and found.reasoning.endswith("\nso be it")
     found = scanned(parser, vocabulary, f"<think>\nhm\n{call}\n</think>\n\nIt is late.")
     assert (found.text, found.calls) == ("It is late.", [])
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
+@with_tokens
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_call_behind_words_in_its_line_counts_where_nothing_follows(
+    parser: str, vocabulary: tuple[str, ...], is_open: bool
+) -> None:
+    think = "" if is_open else "<think>\n"
+    call = CALLS[parser]
+    for gap in ("", " "):
+        for end in ("", "\n", "\n</think>", "</think>\n\n"):
+            found = scanned(parser, vocabulary, f"{think}hm:{gap}{call}{end}", is_open)
+            assert found == Result("hm:", "", [("now", "{}")])
+        assert scanned(parser, vocabulary, f"{think}hm:{gap}{call}{call} {call}", is_open).calls == [("now", "{}")] * 3
+        for end in (" is it", "\nDone", "`", "</think>\n\nYes", f"\nor\n{call}\n</think>\n\nYes"):
+            assert scanned(parser, vocabulary, f"{think}hm:{gap}{call}{end}", is_open).calls == []
+    assert scanned(parser, vocabulary, f"{think}`{call}", is_open).calls == []
+
+
+@with_tokens
+@pytest.mark.parametrize("before", ["hm\n", "hm "])
+def test_the_marker_that_ends_reasoning_is_part_of_arguments(vocabulary: tuple[str, ...], before: str) -> None:
+    text = "a </think> b\n</think>\n"
+    json_call = f'<tool_call>\n{{"name": "now", "arguments": {{"t": {json.dumps(text)}}}}}\n</tool_call>'
+    xml = f"<tool_call>\n<function=now>\n<parameter=t>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    for parser, call in (("hermes", json_call), ("qwen3_coder", xml)):
+        for end in ("", "\n</think>\n"):
+            found = scanned(parser, vocabulary, f"<think>\n{before}{call}\n{call}{end}")
+            assert (found.reasoning, found.text) == ("hm", "")
+            assert [json.loads(arguments) for _, arguments in found.calls] == [{"t": text}] * 2
+        found = scanned(parser, vocabulary, f"<think>\n{before}{call}\n</think>\n\nNo need.")
+        assert (found.text, found.calls) == ("No need.", [])
+
+
+@with_tokens
+def test_a_call_that_never_ends_does_not_keep_the_answer(vocabulary: tuple[str, ...]) -> None:
+    found = scanned("hermes", vocabulary, '<think>\n<tool_call>{"name": "now", "arguments": {"a": "b\n</think>\n\nYes')
+    assert (found.text, found.calls) == ("Yes", [])
 
 
 @with_tokens
