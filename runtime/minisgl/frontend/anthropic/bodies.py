@@ -27,6 +27,11 @@ class ResultBlock(msgspec.Struct):
     text: str | None = None
     tool_name: str | None = None
     """Tool that a search of the client has found."""
+    title: str | None = None
+    source: Any = None
+    """Content of a document or another medium; address of a search result."""
+    content: Any = None
+    """Texts of a search result."""
 
     # Accepted without effect.
     cache_control: Any = None

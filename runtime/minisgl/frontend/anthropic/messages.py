@@ -42,7 +42,7 @@ def parse_messages(body: CountTokensBody) -> ParsedMessages:
             case "system":
                 messages.append(ChatMessage("system", _system(message.content, path)))
             case "user":
-                messages += _user(message.content, path)
+                messages += _user(message.content, path, ignored)
             case "assistant":
                 messages += _assistant(message.content, path, ignored, thinks=i not in cleared)
     if body.messages[-1].role != "assistant":
@@ -58,7 +58,7 @@ def _system(content: str | Sequence[Block], path: str) -> str:
     return "\n\n".join(text for text in texts if not text.startswith(_BILLING))
 
 
-def _user(content: str | Sequence[Block], path: str) -> list[ChatMessage]:
+def _user(content: str | Sequence[Block], path: str, ignored: list[str]) -> list[ChatMessage]:
     """Return a message for each result of a tool and for the texts between them."""
     if isinstance(content, str):
         return [ChatMessage("user", content)]
@@ -69,7 +69,7 @@ def _user(content: str | Sequence[Block], path: str) -> list[ChatMessage]:
             if texts:
                 messages.append(ChatMessage("user", "\n".join(texts)))
                 texts = []
-            messages.append(_tool_result(block, f"{path}[{i}]"))
+            messages.append(_tool_result(block, f"{path}[{i}]", ignored))
         else:
             texts.append(_text(block, f"{path}[{i}]"))
     if texts or not messages:
@@ -77,25 +77,52 @@ def _user(content: str | Sequence[Block], path: str) -> list[ChatMessage]:
     return messages
 
 
-def _tool_result(block: Block, path: str) -> ChatMessage:
+def _tool_result(block: Block, path: str, ignored: list[str]) -> ChatMessage:
     if block.tool_use_id is None:
         raise missing(f"{path}.tool_use_id")
     content = block.content or ""
     if not isinstance(content, str):
-        content = "\n".join(_result(part, f"{path}.content[{i}]") for i, part in enumerate(content))
+        content = "\n".join(_result(part, f"{path}.content[{i}]", ignored) for i, part in enumerate(content))
     if block.is_error:
         # Templates have no other way to say so.
         content = f"Error: {content}"
     return ChatMessage("tool", content, tool_call_id=block.tool_use_id)
 
 
-def _result(block: ResultBlock, path: str) -> str:
-    if block.type != "tool_reference":
-        return media_note(block.type) or _text(block, path)
-    if block.tool_name is None:
-        raise missing(f"{path}.tool_name")
-    # The definitions of all tools are in the prompt, also of those that the client would load later.
-    return f"The tool {block.tool_name} is available."
+def _result(block: ResultBlock, path: str, ignored: list[str]) -> str:
+    match block.type:
+        case "tool_reference":
+            if block.tool_name is None:
+                raise missing(f"{path}.tool_name")
+            # The definitions of all tools are in the prompt, also of those that the client would load later.
+            return f"The tool {block.tool_name} is available."
+        case "search_result":
+            address = block.source if isinstance(block.source, str) else None
+            texts = _texts(block.content, f"{path}.content", ignored)
+            return "\n".join(filter(None, (block.title, address, texts)))
+        case "document" if isinstance(source := block.source, dict) and source.get("type") in ("text", "content"):
+            name = "data" if source["type"] == "text" else "content"
+            return "\n".join(filter(None, (block.title, _texts(source.get(name), f"{path}.source.{name}", ignored))))
+    return _text_or_note(block, path, ignored)
+
+
+def _texts(content: Any, path: str, ignored: list[str]) -> str:
+    """Return the text of a document or search result, which is a string or has blocks. Raises ApiError."""
+    if isinstance(content, str):
+        return content
+    try:
+        blocks = msgspec.convert(content, list[ResultBlock])
+    except msgspec.ValidationError:
+        raise invalid(path, "expected a string or a list of content blocks") from None
+    return "\n".join(_text_or_note(block, f"{path}[{i}]", ignored) for i, block in enumerate(blocks))
+
+
+def _text_or_note(block: ResultBlock, path: str, ignored: list[str]) -> str:
+    if (note := media_note(block.type)) is None:
+        return _text(block, path)
+    if block.source is not None:
+        ignored.append(f"{path}.source")
+    return note
 
 
 def _assistant(content: str | Sequence[Block], path: str, ignored: list[str], *, thinks: bool) -> list[ChatMessage]:

@@ -27,12 +27,28 @@ def _content(*blocks: Schema) -> Schema:
 
 _TEXT_BLOCK: Final[Schema] = _object("type", "text", type={"const": "text"}, text=_TEXT)
 _TOOL_REFERENCE: Final[Schema] = _object("type", "tool_name", type={"const": "tool_reference"}, tool_name=_TEXT)
-_MEDIUM: Final[Schema] = _object("type", type={"enum": list(MEDIA)})
+_MEDIUM: Final[Schema] = _object(
+    "type",
+    type={"enum": list(MEDIA)},
+    source={"not": _object("type", type={"enum": ["text", "content"]})},
+)
+_TEXTS: Final[Schema] = _content(_TEXT_BLOCK, _MEDIUM)
+_DOCUMENT: Final[Schema] = _object(
+    *("type", "source"),
+    type={"const": "document"},
+    source={
+        "anyOf": [
+            _object("type", "data", type={"const": "text"}, data=_TEXTS),
+            _object("type", "content", type={"const": "content"}, content=_TEXTS),
+        ]
+    },
+)
+_SEARCH_RESULT: Final[Schema] = _object("type", "content", type={"const": "search_result"}, content=_TEXTS)
 _TOOL_RESULT: Final[Schema] = _object(
     *("type", "tool_use_id"),
     type={"const": "tool_result"},
     tool_use_id=_TEXT,
-    content={"anyOf": [{"type": "null"}, _content(_TEXT_BLOCK, _TOOL_REFERENCE, _MEDIUM)]},
+    content={"anyOf": [{"type": "null"}, _content(_TEXT_BLOCK, _TOOL_REFERENCE, _DOCUMENT, _SEARCH_RESULT, _MEDIUM)]},
 )
 _TOOL_USE: Final[Schema] = _object(
     *("type", "id", "name", "input"),
