@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,9 +27,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def check_size(path: Path, most: int) -> None:
-    """Raises ValueError for a file of more bytes than `most`, and OSError."""
-    size = path.stat().st_size
-    if size > most:
+    """Raises ValueError for a file of more bytes than `most`, or one that may have no end, and OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if (size := status.st_size) > most:
         raise ValueError(f"its {size} bytes are more than {most}")
 
 

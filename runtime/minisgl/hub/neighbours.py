@@ -17,6 +17,7 @@ from typing import Final, Literal
 import msgspec
 
 from minisgl.hub.repository import HubFile
+from minisgl.json_file import MAX_FILE_BYTES, check_size
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,11 @@ class Neighbours(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_record(directory: Path) -> FetchRecord | None:
     """The record of a fetched checkpoint; None for a directory that a user filled."""
+    file = directory / RECORD
     try:
-        return msgspec.json.decode((directory / RECORD).read_bytes(), type=FetchRecord)
-    except (OSError, msgspec.MsgspecError):
+        check_size(file, MAX_FILE_BYTES)
+        return msgspec.json.decode(file.read_bytes(), type=FetchRecord)
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
 
 

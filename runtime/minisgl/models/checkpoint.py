@@ -142,7 +142,7 @@ def _weight_files(directory: Path) -> list[Path]:
         return [directory / name for name in sorted(named)]
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
-    names = served_weights(file.name for file in directory.glob("*.safetensors"))
+    names = served_weights(file.name for file in directory.glob("*.safetensors") if file.is_file())
     files = [directory / name for name in sorted(names)]
     if not files:
         if any(directory.glob("*.gguf")):

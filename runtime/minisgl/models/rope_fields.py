@@ -37,13 +37,15 @@ def read_rope(config: Mapping[str, Any], max_position: int) -> RopeConfig:
     beside = Fields(config).number("partial_rotary_factor", default=1.0)
     share = rope.number("partial_rotary_factor", default=beside)
     if kind not in _KINDS or not 0 < share <= 1:
-        what = f"rope type {kind!r}" if kind not in _KINDS else f"partial_rotary_factor {share}"
+        what = f"rope type {kind!r:.80}" if kind not in _KINDS else f"partial_rotary_factor {share}"
         raise ModelError(
             "unsupported_rope",
             f"config.json: {what} is not supported; supported are rotations of type {', '.join(_KINDS)}"
             f"{_REMEDIES.get(str(kind), '')}",
         )
     theta = rope.number("rope_theta", default=10000.0)
+    if theta <= 0:
+        raise ModelError("invalid_config", f"config.json: rope_theta is {theta}, not positive")
     if kind == "default":
         return RopeConfig(theta=theta, rotated_share=share)
     if kind == "proportional":

@@ -13,6 +13,8 @@ import pytest
 
 from minisgl.cli.main import main
 from minisgl.errors import ModelError, TokenizerError
+from minisgl.hub.model_revision import model_revision
+from minisgl.hub.neighbours import RECORD
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import MoeConfig
 from minisgl.tokenizer.trial import try_files
@@ -72,9 +74,51 @@ def test_json_that_is_nested_or_large_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("config.json", "config_not_found"),
+        ("model.safetensors", "no_weights"),
+        ("tokenizer.json", "no_tokenizer"),
+        ("generation_config.json", ""),
+        ("model.safetensors.index.json", ""),
+        ("chat_template.jinja", ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_nothing_is_read_that_may_have_no_end(
+    kind: str, name: str, code: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = checkpoint / name
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    if code:
+        assert f"({code})" in checked(checkpoint, capsys)
+    else:
+        assert main(["models", "check", str(checkpoint)]) == 0
+
+
+def test_a_record_of_a_fetch_is_read_only_if_it_is_one(checkpoint: Path) -> None:
+    expected = model_revision(checkpoint)
+    record = checkpoint / RECORD
+    os.mkfifo(record)
+    assert model_revision(checkpoint) == expected
+    for content in (DEEP, f'{{"a": {DEEP}}}', "[1]"):
+        replace(record, content)
+        assert model_revision(checkpoint) == expected
+    record.unlink()
+    record.symlink_to("/dev/zero")
+    assert model_revision(checkpoint) == expected
+
+
+@pytest.mark.parametrize(
     "values",
     [
         {"num_hidden_layers": 10**9},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": -1e4}},
         {"num_attention_heads": 2**31 - 1, "num_key_value_heads": 1},
         {"max_position_embeddings": 2**31 - 1},
         {"rope_scaling": {"rope_type": "yarn", "factor": 1e308, "original_max_position_embeddings": 4096}},
