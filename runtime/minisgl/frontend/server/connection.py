@@ -83,6 +83,8 @@ class Connection(HttpToolsProtocol):
     _client: ClientConnection | None = None
     """Of the last request."""
     url = b""
+    _is_ending = False
+    """Nothing more is read: the connection ends behind the responses in progress."""
     _started_at: float | None = None
     """Arrival of the request whose bytes are being read."""
 
@@ -111,7 +113,7 @@ class Connection(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._client is not None and self._client.body_error is not None:
+        if self._is_ending or (self._client is not None and self._client.body_error is not None):
             return
         self._passed_on = False
         super().data_received(data)
@@ -170,7 +172,17 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Reject what the parser stopped at: the bytes are not HTTP, or a callback of ours raised an exception."""
-        self._reject(self._parse_error or _invalid_http("the request is not valid HTTP/1.1"))
+        error = self._parse_error or _invalid_http("the request is not valid HTTP/1.1")
+        in_progress = self.cycle is not None and not self.cycle.response_complete
+        if in_progress and not self._is_reading_body() and (self._parse_error is None or error.status == 501):
+            # The requests before it are valid: many clients send more than their content-length says. They get their
+            # responses, with the word that the connection ends.
+            self._end_headers()
+            self._is_ending = True
+            self.cycle.keep_alive = False
+            self._record(error)
+        else:
+            self._reject(error)
 
     async def _wait_flushed(self) -> None:
         is_lost = self not in self.connections

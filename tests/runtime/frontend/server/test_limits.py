@@ -135,6 +135,35 @@ def test_a_broken_body_gets_an_error_response(stack: FrontendStack, chunk: bytes
     assert talk(stack, CHUNKED + chunk) == (400, "invalid_http")
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (post('{"prompt": "é", "max_tokens": 1}'.encode())[:-1] + b"x}\n\n", (400, "invalid_json")),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n\r\n{}", (400, "invalid_json")),
+        (post(b"{}") + b"\x00\xff" * 50, (400, "missing_required_parameter")),
+        (post(b"{}") + CHUNKED.replace(b"chunked", b"xchunked"), (400, "missing_required_parameter")),
+    ],
+    ids=["length in characters", "no length", "bytes", "another request"],
+)
+def test_a_valid_request_is_answered_although_more_follows(
+    stack: FrontendStack, request_bytes: bytes, expected: tuple[int, str]
+) -> None:
+    assert talk(stack, request_bytes) == expected
+
+
+def test_a_stream_is_completed_although_no_request_follows(stack: FrontendStack) -> None:
+    stack.scheduler.answer = lambda submit: [Ack(submit.id)]
+    with socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS) as client:
+        client.sendall(post(b'{"prompt": "a", "stream": true, "max_tokens": 1}'))
+        answer = client.recv(65536)
+        client.sendall(b"\x00" * 100)
+        (submit,) = stack.scheduler.wait_for(Submit)
+        stack.scheduler.send(row(submit.id, 0, ids("a")[0], "length"), to=submit)
+        while data := client.recv(65536):
+            answer += data
+    assert b"[DONE]" in answer
+
+
 def test_invalid_http_gets_an_error_response(stack: FrontendStack) -> None:
     assert talk(stack, b"\x16\x03\x01\x02\x00 hello\r\n\r\n") == (400, "invalid_http")
     assert talk(stack, b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n") == (
