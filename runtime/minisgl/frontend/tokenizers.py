@@ -209,9 +209,12 @@ class TokenizerPool:
             link.release(stream)
         self.requests.release(stream)
 
-    async def ask(self, question: Question) -> Reply:
-        """Raises ApiError when no worker is available, or when the reply is an error."""
-        reply = await min(self._available_links(), key=lambda link: link.load).ask(question)
+    async def ask(self, question: Question, tenant: str) -> Reply:
+        """Raises ApiError when no worker is available, when too many texts wait, or when the reply is an error."""
+        link = min(self._available_links(), key=lambda link: link.load)
+        frame = _frame(question)
+        with self.requests.admission.asking(len(frame), tenant):
+            reply = await link.ask(question, frame)
         assert not isinstance(reply, CheckedConstraints | Flushed)
         return reply
 
@@ -372,9 +375,9 @@ class _Link:
         self._choices[choice.request_id] = choice
         self._send(frame)
 
-    async def ask(self, question: Question | CheckConstraints | Flush) -> _Answer:
-        """Raises ApiError."""
-        frame = _frame(question)
+    async def ask(self, question: Question | CheckConstraints | Flush, frame: bytes | None = None) -> _Answer:
+        """`frame`: the question as it is sent. Raises ApiError."""
+        frame = _frame(question) if frame is None else frame
         reply: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
         self._questions[question.id] = reply
         self._send(frame)

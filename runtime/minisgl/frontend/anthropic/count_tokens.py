@@ -14,6 +14,7 @@ from minisgl.frontend.anthropic.requests import parse_conversation
 from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.server.json_body import decode, read_json_body
+from minisgl.frontend.server.request_record import record_of
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.server.unknown_fields import ignored_params, unknown_fields
 from minisgl.frontend.tokenizers import TokenizerPool
@@ -42,7 +43,8 @@ class TokenCount:
                 messages=conversation.parsed.messages,
                 tools=conversation.tools.options,
                 rendering=msgspec.structs.replace(conversation.rendering, add_special_tokens=False),
-            )
+            ),
+            record_of(request.scope).tenant,
         )
         assert isinstance(reply, Encoded)
         return json_response({"input_tokens": len(reply.tokens) // 4}, headers=headers)

@@ -17,6 +17,7 @@ from minisgl.frontend.openai.conversation import parse_conversation, parse_rende
 from minisgl.frontend.openai.logprobs import token_text
 from minisgl.frontend.openai.tools import parse_tools
 from minisgl.frontend.server.json_body import decode, invalid, read_json_body
+from minisgl.frontend.server.request_record import record_of
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.server.unknown_fields import ignored_params, unknown_fields
 from minisgl.frontend.tokenizers import TokenizerPool
@@ -52,7 +53,7 @@ class TokenizationEndpoints:
                 tools=parse_tools(body.tools, None, None).options,
                 rendering=parse_rendering(body, add_special_tokens=special),
             )
-        reply = await self._tokenizers.ask(question)
+        reply = await self._tokenizers.ask(question, record_of(request.scope).tenant)
         assert isinstance(reply, Encoded)
         tokens = array("i", reply.tokens).tolist()
         answer = {
@@ -65,15 +66,15 @@ class TokenizationEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         body, headers = await self._body(request, _detokenize_decoder)
-        reply = await self._tokenizers.ask(
-            Decode(id=secrets.token_bytes(REQUEST_ID_BYTES), tokens=array("i", body.tokens).tobytes())
-        )
+        question = Decode(id=secrets.token_bytes(REQUEST_ID_BYTES), tokens=array("i", body.tokens).tobytes())
+        reply = await self._tokenizers.ask(question, record_of(request.scope).tenant)
         assert isinstance(reply, Decoded)
         # Clients of two other servers expect the text under these two names.
         return json_response({"prompt": reply.text, "text": reply.text}, headers=headers)
 
-    async def tokenizer_info(self, _: Request) -> Response:
-        reply = await self._tokenizers.ask(Describe(id=secrets.token_bytes(REQUEST_ID_BYTES)))
+    async def tokenizer_info(self, request: Request) -> Response:
+        question = Describe(id=secrets.token_bytes(REQUEST_ID_BYTES))
+        reply = await self._tokenizers.ask(question, record_of(request.scope).tenant)
         assert isinstance(reply, Described)
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         return json_response(

@@ -14,6 +14,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.model_names import response_model_name
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.frontend.server.json_body import read_json_body, truncate
+from minisgl.frontend.server.request_record import record_of
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.server.unknown_fields import ignored_params
 from minisgl.frontend.tokenizers import TokenizerPool
@@ -39,7 +40,8 @@ class InputTokens:
                 messages=parsed.prompts[0].messages,
                 tools=parsed.options.tools,
                 rendering=msgspec.structs.replace(parsed.options.rendering, add_special_tokens=False),
-            )
+            ),
+            record_of(request.scope).tenant,
         )
         assert isinstance(reply, Encoded)
         count = {"object": "response.input_tokens", "input_tokens": len(reply.tokens) // 4}

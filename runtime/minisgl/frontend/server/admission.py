@@ -38,6 +38,8 @@ class Admission:
         """Tokens of their prompts."""
         self._checking = 0
         """Requests whose constraints are checked, or wait for that."""
+        self._asked_of: Counter[str] = Counter()
+        """Bytes of questions to tokenizer workers by tenant."""
         self._waiting_of: Counter[str] = Counter()
         """Choices by tenant, as `waiting`."""
         self._tokens_of: Counter[str] = Counter()
@@ -83,6 +85,21 @@ class Admission:
             yield
         finally:
             self._checking -= 1
+
+    @contextmanager
+    def asking(self, size: int, tenant: str) -> Iterator[None]:
+        """Count a tenant's question of `size` bytes to a tokenizer worker until it is answered: workers keep questions,
+        and clients may leave before. One alone is not rejected. Raises ApiError."""
+        most, own, asked = self._limits.asked_bytes, self._asked_of[tenant], self._asked_of.total()
+        if asked and asked + size > most and not has_share(own, size, asked, most, +self._asked_of):
+            raise self._reject("asked_bytes", "queue_full", f"texts of {asked} bytes wait for their tokens")
+        self._asked_of[tenant] += size
+        try:
+            yield
+        finally:
+            self._asked_of[tenant] -= size
+            if not self._asked_of[tenant]:
+                del self._asked_of[tenant]
 
     def hold(self, has_room: bool, tenant: str) -> None:
         """Let a tenant's request wait for an engine. `has_room`: there is room for its body. Raises ApiError."""

@@ -16,6 +16,7 @@ from minisgl.frontend.config import Access, RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.admission import Admission
 from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.tokenizer.prompt_encoder import PromptEncoder
 from minisgl.wire.messages import Ack, Failed, Submit
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with, row
 from support.frontend.retry_after import assert_has_retry_headers
@@ -283,3 +284,52 @@ def test_retry_after_is_estimated_from_recent_starts(monkeypatch: pytest.MonkeyP
         with pytest.raises(ApiError) as raised:
             admission.admit(40, 1)
         assert 12_500 <= int(raised.value.headers["retry-after-ms"]) <= 19_500
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a" * 900}),
+        ("/detokenize", {"tokens": [5] * 300}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a" * 900}]}),
+        ("/v1/responses/input_tokens", {"input": "a" * 900}),
+    ],
+)
+def test_the_texts_that_wait_for_their_tokens_are_limited(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
+) -> None:
+    goes_on, begun = threading.Event(), threading.Event()
+
+    def slow(original: Callable[..., object]) -> Callable[..., object]:
+        def wait(*args: object) -> object:
+            begun.set()
+            assert goes_on.wait(WAIT_SECONDS)
+            return original(*args)
+
+        return wait
+
+    stack = make_stack(limits=RequestLimits(asked_bytes=1500))
+    for name in ("encoded", "decoded"):
+        monkeypatch.setattr(PromptEncoder, name, slow(getattr(PromptEncoder, name)))
+    answers: list[int] = []
+    url = str(stack.http.base_url.join(path))
+    thread = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=60).status_code))
+    thread.start()
+    assert begun.wait(WAIT_SECONDS)
+    assert_rejected(stack.http.post(path, json=body), "queue_full")
+    assert_rejected(stack.http.post("/tokenize", json={"prompt": "a" * 900}), "queue_full")
+    goes_on.set()
+    thread.join(WAIT_SECONDS)
+    assert answers == [200]
+    assert stack.http.post(path, json=body).status_code == 200, "it leaves its place"
+
+
+def test_a_tenant_whose_texts_wait_does_not_keep_out_another() -> None:
+    admission = Admission(RequestLimits(asked_bytes=100), Counter())
+    with admission.asking(90, "a"), admission.asking(5, "a"):
+        with pytest.raises(ApiError), admission.asking(10, "a"):
+            pass
+        with admission.asking(50, "b"):
+            pass
+    with admission.asking(1000, "a"):
+        pass
