@@ -7,6 +7,7 @@ import pytest
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
+from minisgl.models.pooling_config import PoolingConfig
 
 _PARAMETERS = {
     "gpt-oss-120b": 116_829_156_672,
@@ -50,6 +51,13 @@ def test_a_builtin_configuration_has_the_published_number_of_parameters(name: st
 def test_layers_with_heads_of_several_sizes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
     parameters = checkpoint_parameters(ModelConfig.parse(BUILTIN_CONFIGS[name]))
     assert round(parameters.num_elements / 1e9, 1) == billions
+
+
+def test_an_encoder_has_the_published_number_of_parameters() -> None:
+    # 567.75 million, without the pooler that embeddings do not use.
+    config = ModelConfig.parse(BUILTIN_CONFIGS["bge-m3"])
+    pooling = PoolingConfig(task="embed", method="first", output_size=config.hidden_size, whole_texts=True)
+    assert checkpoint_parameters(config, pooling).num_elements == 567_754_752 - 1024 * 1025
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -18,8 +19,8 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
-from minisgl.engine.start.rehearsal import rehearsal_runner, rehearse
-from minisgl.engine.start.warm_up import warm_up_plans
+from minisgl.engine.start.rehearsal import rehearsal_runner, rehearsal_texts, rehearse
+from minisgl.engine.start.warm_up import plan_of_texts, warm_up_plans
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
 from support.numerics.random_plans import random_plans
@@ -74,6 +75,19 @@ def test_steps_of_any_size_launch_only_kernels_of_the_warm_up(case: str) -> None
     warmed, needed = launched(case, seed=len(case))
     assert len(needed) > 10
     assert sorted(needed - warmed) == []
+
+
+def test_texts_of_any_length_launch_only_kernels_of_the_warm_up() -> None:
+    model = ModelConfig.parse(BUILTIN_CONFIGS["bge-m3"], overrides={"num_hidden_layers": 2})
+    warmed, needed = Launches(), Launches()
+    with warmed.recorded(HOPPER):
+        rehearse(model, ENGINE)
+    generator = np.random.default_rng(0)
+    with needed.recorded(HOPPER), rehearsal_texts(model, ENGINE) as texts:
+        for count, longest in ((1, 3), (1, 12), (2, 20), (3, 40), (1, 300), (1, 8192), (7, 500), (200, 40)):
+            texts.outputs(plan_of_texts(generator.integers(1, longest, count).tolist()))
+    assert len(needed.keys) >= 5
+    assert sorted(needed.keys - warmed.keys) == []
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_running": 1}, {"max_step_tokens": 3, "max_running": 3}])

@@ -9,20 +9,23 @@ from typing import Any, Final
 import torch
 from msgspec.structs import replace
 
-from minisgl.attention import fa3_backend, flashinfer_backend, select, xqa_backend
+from minisgl.attention import fa3_backend, flashinfer_backend, packed, select, xqa_backend
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.pooling_engine import PackedTexts
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
-from minisgl.engine.start.warm_up import representative_layers, warm_up_plans
+from minisgl.engine.start.warm_up import representative_layers, text_plans, warm_up_plans
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.kernels.build.triton import replaced
+from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.models.pooling_config import PoolingConfig
 
 _DEVICE: Final = torch.device("cuda")
 _PAGES: Final = 64
@@ -30,6 +33,12 @@ _PAGES: Final = 64
 
 def rehearse(model: ModelConfig, config: EngineConfig) -> None:
     """Run the warm-up of one rank of an engine, in `Launches.recorded`."""
+    if model.encoder is not None:
+        longest = config.max_model_len or model.max_model_len
+        with rehearsal_texts(model, config) as texts:
+            for plan in text_plans(longest, config.max_running, max(config.max_step_tokens, longest)):
+                texts.outputs(plan)
+        return
     with rehearsal_runner(model, config) as runner:
         longest = config.max_model_len or model.max_model_len
         for plan in warm_up_plans(step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=longest)):
@@ -65,6 +74,19 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         yield Runner(decoder, parallel, kv, tables, attention.over(kv))
 
 
+@contextmanager
+def rehearsal_texts(model: ModelConfig, config: EngineConfig) -> Iterator[PackedTexts]:
+    """`rehearsal_runner` of an encoder."""
+    dtype = getattr(torch, model.dtype_on("cuda", config.dtype))
+    longest = config.max_model_len or model.max_model_len
+    pooling = PoolingConfig(task="embed", method="mean", output_size=model.hidden_size, whole_texts=True)
+    parallel = _SingleRank(config.tensor_parallel)
+    with _without_libraries():
+        encoder, pooler = build_pooled(model, pooling, parallel, dtype, _DEVICE, longest)
+        with torch.inference_mode():
+            yield PackedTexts(encoder, packed_attention(model, parallel, dtype, _DEVICE), pooler, _DEVICE)
+
+
 def _representative(model: ModelConfig) -> ModelConfig:
     """The model without layers that launch the same kernels as others."""
     layers = tuple(model.layers[layer] for layer in representative_layers(model))
@@ -80,6 +102,7 @@ def _without_libraries() -> Iterator[None]:
         (xqa_backend, "why_not_flashinfer", lambda kernel: "this is a rehearsal"),
         (fa3_backend, "load_fa3", _nothing),
         (fa3_backend, "attend_segments", _sums),
+        (packed, "attend_segments", _nothing),
         (TorchPrefill, "begin", _nothing),
         (TorchPrefill, "prefill", _nothing),
         (TorchDecode, "begin", _nothing),

@@ -6,7 +6,7 @@ time. A few layers are enough, since the others launch the same kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -38,15 +38,20 @@ def text_plans(max_model_len: int, max_running: int, max_step_tokens: int) -> It
     """Plans with texts that reach all kernels of a model that computes whole texts; the last one is the largest."""
     largest = [max_model_len] * min(max(max_step_tokens // max_model_len, 1), max_running)
     for lengths in (*([n] for n in _TEXT_TOKENS if n <= max_model_len), [min(40, max_model_len), 1], largest):
-        yield StepPlan.build(
-            epoch=0,
-            step=0,
-            prefill_slots=np.arange(len(lengths), dtype=np.int32),
-            prefill_starts=np.zeros(len(lengths), np.int32),
-            prefill_lengths=np.array(lengths, np.int32),
-            prefill_sample=np.ones(len(lengths), np.int32),
-            prefill_tokens=np.zeros(sum(lengths), np.int32),
-        )
+        yield plan_of_texts(lengths)
+
+
+def plan_of_texts(lengths: Sequence[int]) -> StepPlan:
+    """A step of whole texts."""
+    return StepPlan.build(
+        epoch=0,
+        step=0,
+        prefill_slots=np.arange(len(lengths), dtype=np.int32),
+        prefill_starts=np.zeros(len(lengths), np.int32),
+        prefill_lengths=np.array(lengths, np.int32),
+        prefill_sample=np.ones(len(lengths), np.int32),
+        prefill_tokens=np.zeros(sum(lengths), np.int32),
+    )
 
 
 def representative_layers(config: ModelConfig) -> list[int]:
