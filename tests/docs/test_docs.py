@@ -17,7 +17,7 @@ from minisgl.frontend.anthropic.bodies import MessagesBody
 from minisgl.frontend.native.bodies import NativeBody, NativeSampling
 from minisgl.frontend.openai import bodies
 from minisgl.frontend.responses.bodies import ResponsesBody
-from minisgl.models.families import FAMILIES
+from minisgl.models.families import ENCODERS, FAMILIES
 from minisgl.toy.demo_answers import DEMO_ANSWERS
 from minisgl_operator.api.conditions import ConditionType, Reason
 from minisgl_operator.shell.config import add_arguments
@@ -65,6 +65,8 @@ def test_models_page_lists_every_architecture_and_the_memory_that_a_check_prints
     page = MODELS_PAGE.read_text()
     assert page == render_memory(), "run `PYTHONPATH=tests .venv/bin/python -m support.memory_table`"
     assert set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", page)) == FAMILIES.keys()
+    encoders = {name for name in ENCODERS if not name.endswith("ForMaskedLM")}
+    assert set(re.findall(r"`(\w+(?:Model|ForSequenceClassification))`", page)) >= encoders
 
 
 def test_flags_of_the_reference_system_are_taken_as_its_migration_page_says() -> None:
