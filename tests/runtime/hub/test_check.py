@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from minisgl.cli.main import main
 from minisgl.hub.check import check_checkpoint
 from minisgl.toy.tiny import TINY_ARCHS, write_tiny_checkpoint
+from support.numerics.encoder_checkpoints import write_embedder, write_scorer
 from support.numerics.family_checkpoints import write_family_checkpoint
 
 
@@ -24,6 +26,31 @@ def test_the_report_describes_a_valid_checkpoint(arch: str, tmp_path: Path) -> N
     assert report.dtype == "bfloat16"
     assert report.max_model_len == 2048
     assert report.tensor_parallel_sizes == [1, 2, 4]
+
+
+def test_the_report_says_the_task_and_the_size_of_its_outputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_embedder(tmp_path / "gemma", "embedding-gemma")
+    report = check_checkpoint(tmp_path / "gemma")
+    assert (report.task, report.output_size, report.kv_bytes_per_token) == ("embed", 80, 0)
+    # Dense layers are weights of the checkpoint, too.
+    files = tmp_path.glob("gemma/**/model.safetensors")
+    assert report.num_parameters == sum(w.numel() for file in files for w in load_file(file).values())
+    assert {problem.code for problem in report.problems} == {"no_tokenizer"}
+    write_scorer(tmp_path / "classes", "bert, classes")
+    assert main(["models", "check", str(tmp_path / "classes")]) == 1
+    printed = capsys.readouterr().out
+    assert "classify: 3 classes, LABEL_0, LABEL_1, LABEL_2" in printed and "KV cache" not in printed
+    assert main(["models", "check", str(tmp_path / "classes"), "--task", "generate"]) == 1
+    assert "made for --task classify (wrong_task)" in capsys.readouterr().out
+
+
+def test_a_dense_layer_without_its_weights_is_a_problem(tmp_path: Path) -> None:
+    write_embedder(tmp_path, "embedding-gemma")
+    (tmp_path / "2_Dense" / "model.safetensors").unlink()
+    problem = next(problem for problem in check_checkpoint(tmp_path).problems if problem.code == "no_weights")
+    assert "2_Dense" in problem.message
 
 
 @pytest.mark.parametrize("name", ["phi-4", "granite-moe", "ernie4.5-moe"])

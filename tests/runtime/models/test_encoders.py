@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -13,9 +14,12 @@ from msgspec.structs import replace
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.errors import ModelError
 from minisgl.hub.check import check_checkpoint
+from minisgl.models.build import packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import DecoderConfig
 from minisgl.models.encoder_config import EncoderConfig
+from minisgl.models.pooling_files import read_pooling
+from minisgl.models.random_weights import fill_random
 from support.numerics.encoder_checkpoints import (
     EMBEDDERS,
     SCORERS,
@@ -26,7 +30,8 @@ from support.numerics.encoder_checkpoints import (
     write_embedder,
     write_scorer,
 )
-from support.numerics.ranks import run_ranks
+from support.numerics.family_checkpoints import write_family_checkpoint
+from support.numerics.ranks import all_logits, load, run_ranks
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
@@ -82,8 +87,6 @@ def test_a_reranker_without_a_head_compares_two_logits(tmp_path: Path) -> None:
     model: Any = write_embedder(tmp_path, "qwen3")
     (tmp_path / "modules.json").unlink()
     (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"no": 11, "yes": 7}}}')
-    from minisgl.models.pooling_files import read_pooling
-
     served = Served(tmp_path, pooling=read_pooling(tmp_path, ModelConfig.read(tmp_path), "rerank"))
     with torch.inference_mode():
         logits = torch.cat([model(torch.tensor([text])).logits[:, -1, [11, 7]] for text in TEXTS])
@@ -167,3 +170,39 @@ def test_a_tensor_without_a_place_is_an_error_and_heads_are_left_out(tmp_path: P
     save_file({**tensors, "embeddings.adapter.weight": torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"no place for embeddings\.adapter\.weight"):
         Served(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma2", "gemma4, shared layers", "glm4", "olmo3", "granite"])
+def test_decoders_of_all_kinds_run_without_a_kv_pool(name: str, tmp_path: Path) -> None:
+    model = load(write_family_checkpoint(tmp_path, name))
+    expected = all_logits(model, TEXTS)
+    attention = packed_attention(model.config, TensorParallel(), torch.float32, torch.device("cpu"))
+    lengths = np.array([len(text) for text in TEXTS], np.int32)
+    attention.begin(torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32)), lengths)
+    tokens = torch.tensor([token for text in TEXTS for token in text])
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    with torch.inference_mode():
+        logits = model.local_logits(model.forward(tokens, positions, attention))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4 * max(1.0, float(expected.std())))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "nomic-bert", "embedding-gemma", "qwen3"])
+def test_random_weights_keep_embeddings_finite_and_apart(name: str, tmp_path: Path) -> None:
+    write_embedder(tmp_path, name)
+    served = Served(tmp_path, dtype=torch.bfloat16)
+    fill_random(served.model.parameters)
+    outputs = served.outputs(TEXTS)
+    assert outputs.isfinite().all()
+    assert cosines(outputs[:1], outputs[3:4]) < 0.999
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "embedding-gemma", "qwen3"])
+def test_embeddings_in_16_bits_are_close_whatever_the_batch(name: str, tmp_path: Path) -> None:
+    """The bound for embeddings of one text alone and among others, beside the error of the data type itself."""
+    write_embedder(tmp_path, name)
+    exact = Served(tmp_path).outputs(TEXTS)
+    served = Served(tmp_path, dtype=torch.bfloat16)
+    packed = served.outputs(TEXTS)
+    alone = torch.cat([served.outputs([text]) for text in TEXTS])
+    assert cosines(packed, exact).min() > 0.995
+    assert cosines(packed, alone).min() > 0.999
