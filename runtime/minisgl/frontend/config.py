@@ -26,6 +26,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     ] = msgspec.field(default=64 << 20, name="max_held_bytes")
     in_flight: int = 8192
     """Most HTTP requests whose response is not complete."""
+    reading_bytes: int = 128 << 20
+    """Most bytes of bodies that have arrived in part."""
     asked_bytes: int = 32 << 20
     """Most bytes of the questions to tokenizer workers that are not answered: texts whose tokens are asked for."""
     checking: int = 64

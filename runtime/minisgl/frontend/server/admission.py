@@ -38,6 +38,8 @@ class Admission:
         """Tokens of their prompts."""
         self._checking = 0
         """Requests whose constraints are checked, or wait for that."""
+        self._reading_of: Counter[str] = Counter()
+        """Bytes of bodies that have arrived in part, by tenant."""
         self._asked_of: Counter[str] = Counter()
         """Bytes of questions to tokenizer workers by tenant."""
         self._waiting_of: Counter[str] = Counter()
@@ -85,6 +87,22 @@ class Admission:
             yield
         finally:
             self._checking -= 1
+
+    def read(self, size: int, tenant: str) -> None:
+        """Count `size` bytes of a tenant's body in part. The caller must `forget` them. Raises ApiError."""
+        most, own, reading = self._limits.reading_bytes, self._reading_of[tenant], self._reading_of.total()
+        if reading + size > most and not has_share(own, size, reading, most, +self._reading_of):
+            error = self._reject("reading_bytes", "queue_full", f"{reading} bytes of incomplete bodies have arrived")
+            # The rest of the body is not read, so the connection cannot be used again.
+            error.headers["connection"] = "close"
+            raise error
+        self._reading_of[tenant] += size
+
+    def forget(self, size: int, tenant: str) -> None:
+        """The body has arrived as a whole, or is not read any more."""
+        self._reading_of[tenant] -= size
+        if not self._reading_of[tenant]:
+            del self._reading_of[tenant]
 
     @contextmanager
     def asking(self, size: int, tenant: str) -> Iterator[None]:

@@ -151,7 +151,8 @@ class ErrorMiddleware:
 
 
 class AdmissionMiddleware:
-    """Counts POST requests, and rejects those above the limits before their bodies are read."""
+    """Counts POST requests, and rejects those above the limits before their bodies are read, and bodies that would take
+    too much memory before they have arrived."""
 
     def __init__(self, app: ASGIApp, requests: RequestTracker) -> None:
         self._app = app
@@ -163,9 +164,25 @@ class AdmissionMiddleware:
             return
         record = record_of(scope)
         self._admission.begin_request(record.key_name)
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            if message.get("more_body", False):
+                size = len(message["body"])
+                self._admission.read(size, record.tenant)
+                read += size
+            elif read:
+                self._admission.forget(read, record.tenant)
+                read = 0
+            return message
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, counted, send)
         finally:
+            if read:
+                self._admission.forget(read, record.tenant)
             self._admission.end_request(record.key_name, record.choices)
 
 

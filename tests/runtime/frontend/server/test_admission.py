@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -333,3 +336,38 @@ def test_a_tenant_whose_texts_wait_does_not_keep_out_another() -> None:
             pass
     with admission.asking(1000, "a"):
         pass
+
+
+def test_bodies_that_have_arrived_in_part_are_limited(make_stack: MakeStack) -> None:
+    stack = make_stack(limits=RequestLimits(reading_bytes=300_000))
+    stack.scheduler.answer = answer_with(ids("ok"))
+    part = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 200000\r\n\r\n" + b" " * 190_000
+    with ExitStack() as clients:
+        sent = [
+            clients.enter_context(socket.create_connection(("127.0.0.1", stack.server.port), WAIT_SECONDS))
+            for _ in range(2)
+        ]
+        for client in sent:
+            client.sendall(part)
+        ready, _, _ = select.select(sent, (), (), WAIT_SECONDS)
+        (refused,) = ready
+        head = refused.recv(65536)
+        assert head.startswith(b"HTTP/1.1 429 ") and b"connection: close" in head and b"queue_full" in head
+        # A body that arrives at once takes no place.
+        assert stack.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+        (other,) = set(sent) - {refused}
+        other.sendall(b" " * 10_000)
+        assert b"invalid_json" in other.recv(65536)
+    rejected = 'minisgl:admission_rejections_total{model_name="org/tiny",engine="0",reason="reading_bytes"} 1'
+    assert rejected in stack.http.get("/metrics").text
+
+
+def test_bodies_of_one_address_do_not_keep_out_those_of_another() -> None:
+    admission = Admission(RequestLimits(reading_bytes=100), Counter())
+    admission.read(100, "a")
+    with pytest.raises(ApiError):
+        admission.read(1, "a")
+    admission.read(50, "b")
+    for size, tenant in ((100, "a"), (50, "b")):
+        admission.forget(size, tenant)
+    admission.read(100, "b")
