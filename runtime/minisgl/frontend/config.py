@@ -28,7 +28,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Most HTTP requests whose response is not complete."""
     reading_bytes: int = 128 << 20
     """Most bytes of bodies that have arrived in part."""
-    asked_bytes: int = 32 << 20
+    asked_bytes: int = 8 << 20
     """Most bytes of the questions to tokenizer workers that are not answered: texts whose tokens are asked for."""
     checking: int = 64
     """Most requests whose constraints wait for a check, which takes up to a second on one of two threads."""
