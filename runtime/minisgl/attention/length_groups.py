@@ -15,6 +15,8 @@ from minisgl.wire.plan import IntArray
 
 _LEAST_SHARE: Final = 0.8
 """Least share of the longest sequence's length that another one of its group has."""
+_ALONE_ON_CPU: Final = 64
+"""Length from which a CPU takes longer to copy a sequence next to others than to call a kernel for it alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,16 @@ class LengthGroup:
 
 def group_by_length(lengths: IntArray, device: torch.device) -> list[LengthGroup]:
     """Groups of sequences of `lengths` [S] that lie one after the other."""
+    alone = _ALONE_ON_CPU if device.type == "cpu" else np.inf
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order].astype(np.int64)
     starts = (np.cumsum(lengths, dtype=np.int64) - lengths)[order]
     groups, first = [], 0
     while first < len(ordered):
         longest = int(ordered[first])
-        end = int(np.searchsorted(-ordered, -_LEAST_SHARE * longest, side="right"))
+        end = first + 1
+        if longest < alone:
+            end = int(np.searchsorted(-ordered, -_LEAST_SHARE * longest, side="right"))
         groups.append(_group(starts[first:end], ordered[first:end], longest, device))
         first = end
     return groups
