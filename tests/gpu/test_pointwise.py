@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from minisgl.kernels.pointwise.layer_norm import add_layer_norm
 from minisgl.kernels.pointwise.norm import add_rms_norm
 from minisgl.layers.activation import silu_and_mul
 
@@ -32,6 +33,23 @@ def test_add_rms_norm(count: int, width: int, with_residual: bool, dtype: torch.
     exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
     theirs, their_sum = add_rms_norm(x, residual, weight, 1e-6)
     ours, our_sum = add_rms_norm(x.cuda(), None if residual is None else residual.cuda(), weight.cuda(), 1e-6)
+    assert torch.equal(our_sum.cpu(), their_sum)
+    _close(ours, exact, theirs)
+
+
+@DTYPES
+@pytest.mark.parametrize(("count", "width"), [(1, 1024), (3, 100), (257, 4096), (64, 384)])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_add_layer_norm(count: int, width: int, with_residual: bool, with_bias: bool, dtype: torch.dtype) -> None:
+    x, gain = _random(count, width, dtype=dtype) + 1, 1 + _random(width, dtype=dtype) / 10
+    residual = _random(count, width, dtype=dtype) * 3 if with_residual else None
+    bias = _random(width, dtype=dtype) if with_bias else None
+    exact = (x if residual is None else residual + x).double()
+    exact = torch.nn.functional.layer_norm(exact, (width,), gain.double(), None if bias is None else bias.double())
+    theirs, their_sum = add_layer_norm(x.clone(), residual, gain, bias, 1e-5)
+    stream, shift = (None if part is None else part.cuda() for part in (residual, bias))
+    ours, our_sum = add_layer_norm(x.cuda(), stream, gain.cuda(), shift, 1e-5)
     assert torch.equal(our_sum.cpu(), their_sum)
     _close(ours, exact, theirs)
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from minisgl.attention.packed import PackedAttention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.attention.rotation import Rotation
+from minisgl.kernels.pointwise.layer_norm import add_layer_norm
 from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
 from minisgl.layers.rope_config import RopeConfig
@@ -30,15 +31,16 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 
 
 class LayerNorm:
-    """Layer normalization (arXiv:1607.06450)."""
+    """Layer normalization of the residual stream."""
 
     def __init__(self, config: ModelConfig, of: EncoderConfig, parameters: Parameters, name: str) -> None:
-        self._shape, self._eps = (config.hidden_size,), of.norm_eps
+        self._eps = of.norm_eps
         self.gain = parameters.replicated(f"model.{name}.weight", config.hidden_size)
         self.bias = parameters.replicated(f"model.{name}.bias", config.hidden_size) if of.norm_bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self._shape, self.gain, self.bias, self._eps)
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `x`, which the sum may overwrite, to the stream, and normalize it. Without a stream `x` begins it."""
+        return add_layer_norm(x, residual, self.gain, self.bias, self._eps)
 
 
 class Embeddings:
@@ -68,7 +70,8 @@ class Embeddings:
                 x = x + F.embedding(token_types, self.token_types)
         if self.positions is not None:
             x = x + F.embedding(positions + self._first_position, self.positions)
-        return self.norm.forward(x)
+        x, _ = self.norm.forward(x)
+        return x
 
 
 class SelfAttention:
@@ -138,15 +141,24 @@ class EncoderLayer:
         self.feed_forward_norm = LayerNorm(config, of, parameters, f"{name}.{of.names.feed_forward_norm}")
 
     def forward(
-        self, x: torch.Tensor, angles: Mapping[RopeConfig, torch.Tensor], attention: PackedAttention
-    ) -> torch.Tensor:
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        angles: Mapping[RopeConfig, torch.Tensor],
+        attention: PackedAttention,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """With norms before blocks: the output of the block before it and the residual stream, to which it is added
+        first, to those of the next layer. Else there is only the stream, `x`."""
         if self._norms_before:
-            normed = x if self.attention_norm is None else self.attention_norm.forward(x)
-            x = x + self.attention.forward(normed, angles, attention)
-            return x + self.feed_forward.forward(self.feed_forward_norm.forward(x))
+            normed, stream = x, x
+            if self.attention_norm is not None:
+                normed, stream = self.attention_norm.forward(x, residual)
+            normed, stream = self.feed_forward_norm.forward(self.attention.forward(normed, angles, attention), stream)
+            return self.feed_forward.forward(normed), stream
         assert self.attention_norm is not None
-        x = self.attention_norm.forward(x + self.attention.forward(x, angles, attention))
-        return self.feed_forward_norm.forward(x + self.feed_forward.forward(x))
+        x, _ = self.attention_norm.forward(self.attention.forward(x, angles, attention), x)
+        x, _ = self.feed_forward_norm.forward(self.feed_forward.forward(x), x)
+        return x, None
 
 
 class Encoder:
@@ -198,6 +210,9 @@ class Encoder:
         Positions begin at 0 in each text. Without token types all are 0."""
         angles = {rope: table.at(positions) for rope, table in self.rotary.items()}
         x = self.embeddings.forward(tokens, positions, token_types)
+        residual = None
         for layer in self.layers:
-            x = layer.forward(x, angles, attention)
-        return x if self.norm is None else self.norm.forward(x)
+            x, residual = layer.forward(x, residual, angles, attention)
+        if self.norm is not None:
+            x, _ = self.norm.forward(x, residual)
+        return x

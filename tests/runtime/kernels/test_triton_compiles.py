@@ -12,7 +12,7 @@ from minisgl.kernels import one_shot_all_reduce_triton
 from minisgl.kernels.attention import gather_keys_triton, rotary_triton, sinks_triton, split_kv_decode_triton
 from minisgl.kernels.experts import gate_rows_triton, gemv_gluon, grouped_gemm_triton, routing_gluon, routing_triton
 from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp4_dequantize_triton, fp8_gemv_gluon
-from minisgl.kernels.pointwise import activation_triton, norm_triton, step_inputs_triton
+from minisgl.kernels.pointwise import activation_triton, layer_norm_triton, norm_triton, step_inputs_triton
 from minisgl.kernels.sampling import sample_triton
 from support.kernels.compiled_kernel import compiled
 from support.launcher import endless_kernel
@@ -69,6 +69,14 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 {"PARTS": 4 if add else 1, "ADD": add, "BLOCK": 1024, "PDL": add},
             )
             for add in (False, True)
+        ),
+        *(
+            (
+                layer_norm_triton._add_layer_norm,
+                dict.fromkeys(("x", "residual", "gain", "bias", "out"), HALVES) | {"width": INT, "eps": FLOAT},
+                {"ADD": both, "BIAS": both, "BLOCK": 1024, "PDL": both},
+            )
+            for both in (False, True)
         ),
         (
             activation_triton._silu_and_mul,
