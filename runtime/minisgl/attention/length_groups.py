@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -87,9 +87,15 @@ def _group(starts: NDArray[np.int64], lengths: NDArray[np.int64], longest: int, 
         begin = int(starts[0])
         return LengthGroup(count, longest, slice(begin, begin + count * longest), None, None)
     places = np.arange(longest)
-    tokens = torch.from_numpy((starts[:, None] + np.minimum(places, lengths[:, None] - 1)).ravel()).to(device)
+    tokens = _moved((starts[:, None] + np.minimum(places, lengths[:, None] - 1)).ravel(), device)
     if equal:
         return LengthGroup(count, longest, tokens, None, None)
     is_real = places < lengths[:, None]
-    real, mask = (torch.from_numpy(part).to(device) for part in (np.flatnonzero(is_real), is_real))
+    real, mask = (_moved(part, device) for part in (np.flatnonzero(is_real), is_real))
     return LengthGroup(count, longest, tokens, real, mask[:, None, None])
+
+
+def _moved(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    # A copy from memory that is not pinned waits for the device.
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

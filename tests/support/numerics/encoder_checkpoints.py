@@ -179,7 +179,7 @@ class Served:
         self.pooling, parallel = found, parallel or TensorParallel()
         self.model, self.pooler = build_pooled(self.config, found, parallel, dtype, device)
         load_weights(self.model.parameters, folder, threads=2)
-        self._attention = packed_attention(self.config, parallel, dtype, torch.device(device))
+        self.attention = packed_attention(self.config, parallel, dtype, torch.device(device))
 
     @torch.inference_mode()
     def outputs(self, texts: Sequence[Sequence[int]], second_texts: Sequence[int] | None = None) -> torch.Tensor:
@@ -189,12 +189,12 @@ class Served:
         offsets = torch.from_numpy(np.concatenate(([0], lengths.cumsum())).astype(np.int32)).to(device)
         tokens = torch.tensor([token for text in texts for token in text], dtype=torch.int32, device=device)
         positions = torch.cat([torch.arange(length, dtype=torch.int32, device=device) for length in lengths])
-        self._attention.begin(offsets, lengths)
+        self.attention.begin(offsets, lengths)
         if second_texts is None:
-            hidden = self.model.forward(tokens, positions, self._attention)
+            hidden = self.model.forward(tokens, positions, self.attention)
         else:
             types = [int(i >= start) for text, start in zip(texts, second_texts, strict=True) for i in range(len(text))]
-            hidden = self.model.forward(tokens, positions, self._attention, torch.tensor(types, device=device))
+            hidden = self.model.forward(tokens, positions, self.attention, torch.tensor(types, device=device))
         return self.pooler.output(self.pooler.take(hidden, offsets))
 
 
