@@ -18,7 +18,15 @@ from minisgl_operator.render import names
 _NO_DEVICES: Final = "cannot allocate all claims"
 """What the scheduler says where free devices are missing for a resource claim."""
 _IMAGE_REASONS: Final = frozenset(
-    {"ErrImageNeverPull", "ErrImagePull", "ImageInspectError", "ImagePullBackOff", "InvalidImageName"}
+    {
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
 )
 _START_REASONS: Final = frozenset(
     {"CreateContainerError", "PostStartHookError", "PreCreateHookError", "PreStartHookError", "RunContainerError"}

@@ -24,7 +24,9 @@ _FAILED_WAITING_REASONS: Final = frozenset(
         "PostStartHookError",
         "PreCreateHookError",
         "PreStartHookError",
+        "RegistryUnavailable",
         "RunContainerError",
+        "SignatureValidationFailed",
     }
 )
 

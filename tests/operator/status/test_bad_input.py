@@ -53,6 +53,8 @@ def expect(scene: Scene, kind: str, reason: str, *words: str, phase: str | None 
         ("ErrImagePull", 'failed to pull and unpack image "registry/nothing:1": not found'),
         ("ImagePullBackOff", 'Back-off pulling image "registry/nothing:1": ErrImagePull: not found'),
         ("InvalidImageName", 'Failed to apply default image tag "registry/nothing:1"'),
+        ("RegistryUnavailable", 'failed to pull image "registry/nothing:1": registry is unavailable'),
+        ("SignatureValidationFailed", 'image "registry/nothing:1" has no valid signature'),
         ("ErrImageNeverPull", 'Container image "registry/nothing:1" is not present with pull policy of Never'),
     ],
 )
