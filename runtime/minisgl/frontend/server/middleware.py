@@ -170,7 +170,7 @@ class AdmissionMiddleware:
             nonlocal read
             message = await receive()
             if message.get("more_body", False):
-                size = len(message["body"])
+                size = len(message.get("body", b""))
                 self._admission.read(size, record.tenant)
                 read += size
             elif read:
