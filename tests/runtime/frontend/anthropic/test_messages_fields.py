@@ -227,7 +227,7 @@ def test_the_reason_of_the_end(scripted: ScriptedStack, end: Any, expected: tupl
     assert f'"stop_reason":"{expected[0]}"' in post(scripted, stream=True).text
 
 
-OTHER: Any = {"type": "search_result", "source": "s", "title": "t", "content": []}
+OTHER: Any = {"type": "container_upload", "file_id": "f"}
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
