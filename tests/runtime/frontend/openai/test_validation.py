@@ -479,9 +479,13 @@ def test_content_types(stack: FrontendStack) -> None:
     for kind in ("application/json", "application/json; charset=utf-8", "Application/Problem+JSON"):
         assert stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind}).status_code == 200
     assert stack.http.post("/v1/chat/completions", content=body).status_code == 200
+    # As `curl -d` sends it.
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert stack.http.post("/v1/chat/completions", content=body, headers=form).status_code == 200
     stack.scheduler.reset()
-    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        response = stack.http.post("/v1/chat/completions", content=body, headers={"content-type": kind})
+    own = {"origin": str(stack.http.base_url)}
+    for headers in ({"content-type": "text/plain"}, {"content-type": ""}, form | own):
+        response = stack.http.post("/v1/chat/completions", content=body, headers=headers)
         assert error_of(response, 415)["code"] == "unsupported_media_type"
     compressed = {"content-encoding": "gzip"}
     response = stack.http.post("/v1/chat/completions", content=gzip.compress(body), headers=compressed)
