@@ -79,6 +79,7 @@ class PoolingPrompts:
         self._longest_token = longest_token
         self._render = render
         self._encode_texts = encode_texts
+        self._has_template = files.chat_template is not None
         self._prompts = files.text_prompts
         self._one = _around_one(files)
         self._pair = _around_pair(files.tokenizer)
@@ -141,6 +142,8 @@ class PoolingPrompts:
         assert pooling is not None
         bare = not request.options.rendering.add_special_tokens
         if request.messages is not None:
+            if not self._has_template:
+                raise PromptError("no_chat_template", "this model has no chat template: send `input`", "messages")
             return _Parts((self._render(request),), _NOTHING if bare else self._one)
         assert request.prompt is not None
         if pooling.second_text is None:
@@ -301,5 +304,5 @@ def _checked(prompt: PooledPrompt, max_model_len: int | None) -> PooledPrompt:
 def _too_long(max_model_len: int, tokens: int) -> PromptError:
     return PromptError(
         "context_length_exceeded",
-        f"{too_long_message(max_model_len, tokens)}, or have it cut with truncate_prompt_tokens",
+        f"{too_long_message(max_model_len, tokens)}, or have it cut with truncate_prompt_tokens: -1",
     )

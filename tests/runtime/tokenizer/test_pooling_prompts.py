@@ -205,6 +205,13 @@ def test_messages_are_rendered_by_the_template(tmp_path: Path) -> None:
     assert prompt_of(made, **chat).tolist() == [*rendered, QWEN.token_to_id("<|endoftext|>")]
 
 
+def test_a_model_without_a_template_takes_texts_only(tmp_path: Path) -> None:
+    write_directory(tmp_path, word_pieces(), chat_template=None)
+    failed = error(PromptEncoder(load_model_files(tmp_path)), messages=(ChatMessage("user", "fox"),))
+    assert (failed.code, failed.param) == ("no_chat_template", "messages")
+    assert "send `input`" in failed.message
+
+
 @pytest.mark.parametrize(
     ("query", "document"), [("What is it?", "the answer"), ("fox", ""), ("", "  over\n"), ("a:", "\n\tb")]
 )
