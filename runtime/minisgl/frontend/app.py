@@ -123,6 +123,10 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
     def classify(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
         return parse_classify(raw, defaults, labels())
 
+    def score(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
+        known = tokenizers.model or tokenizers.requests.model
+        return parse_score(raw, defaults, by_embeddings=known is not None and known.card.task == "embed")
+
     def predict(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
         return parse_tei_predict(raw, defaults, labels())
 
@@ -148,7 +152,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
         Route("/v1/embeddings", generation(parse_embeddings), methods=["POST"]),
         *(Route(path, generation(parse_rerank), methods=["POST"]) for path in ("/v1/rerank", "/rerank")),
         Route("/v2/rerank", generation(parse_rerank_v2), methods=["POST"]),
-        *(Route(path, generation(parse_score), methods=["POST"]) for path in ("/v1/score", "/score")),
+        *(Route(path, generation(score), methods=["POST"]) for path in ("/v1/score", "/score")),
         *(Route(path, generation(classify), methods=["POST"]) for path in ("/v1/classify", "/classify")),
         Route("/embed", generation(parse_tei_embed), methods=["POST"]),
         Route("/predict", generation(predict), methods=["POST"]),

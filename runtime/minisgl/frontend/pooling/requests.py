@@ -173,13 +173,18 @@ def _parse_tei_rerank(raw: bytes) -> GenerationRequest:
     return _request(body, raw, ("rerank",), format, _pairs([body.query], texts, Pooling(), "query"))
 
 
-def parse_score(raw: bytes, _: SamplingDefaults) -> GenerationRequest:
-    """Raises ApiError."""
+def parse_score(raw: bytes, _: SamplingDefaults, *, by_embeddings: bool = False) -> GenerationRequest:
+    """`by_embeddings`: the model embeds texts, and the score of a pair is the cosine of its two embeddings. Raises
+    ApiError."""
     body = decode(_score_decoder, raw)
     (first_name, first), (_name, second) = (_texts(body, names) for names in (FIRST_TEXTS, SECOND_TEXTS))
     if len(first) not in (1, len(second)):
         raise invalid(first_name, f"expected one text, or as many as there are second ones, {len(second)}")
     pooling = Pooling(instruction=body.instruction, prompt_name=body.prompt_name or "")
+    if by_embeddings:
+        prompts = [*(Prompt(text=text, pooling=pooling) for text in first)]
+        prompts += [Prompt(text=text, pooling=Pooling()) for text in second]
+        return _request(body, raw, ("embed",), ScoreFormat(first_texts=len(first)), prompts)
     return _request(body, raw, ("rerank",), ScoreFormat(), _pairs(first, second, pooling, first_name))
 
 

@@ -45,8 +45,11 @@ class EmbeddingsFormat(PooledFormat, frozen=True, kw_only=True):
 class ScoreFormat(PooledFormat, frozen=True, kw_only=True):
     """vLLM's /score."""
 
+    first_texts: int = 0
+    """Number of embeddings of first texts, which precede those of the second ones; 0: each output is a score."""
+
     def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
-        scores = _scores(choices)
+        scores = _cosines(choices, self.first_texts) if self.first_texts else _scores(choices)
         data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
         return msgspec.json.encode({**_head("score", response_id, model), "data": data, "usage": _usage(choices)})
 
@@ -151,6 +154,12 @@ def _embeddings(choices: Sequence[Delta], dimensions: int | None, *, normalize: 
 def _scores(choices: Sequence[Delta]) -> list[float]:
     scores: list[float] = rows_of(choices)[:, -1].tolist()
     return scores
+
+
+def _cosines(choices: Sequence[Delta], first_texts: int) -> list[float]:
+    rows = unit_vectors(rows_of(choices))
+    cosines: list[float] = (rows[:first_texts] * rows[first_texts:]).sum(axis=1).tolist()
+    return cosines
 
 
 def _ranked(choices: Sequence[Delta]) -> list[tuple[int, float]]:

@@ -118,6 +118,19 @@ def test_scores_keep_the_order_of_the_texts(ranks: ScriptedStack, path: str, fir
     assert post(ranks, path, **{first: ["fox"], second: "a cow"})["data"][0]["score"] == 0.125
 
 
+def test_a_model_that_embeds_scores_pairs_by_the_cosine_of_their_embeddings(scripted: ScriptedStack) -> None:
+    vectors = {"x": [2.0, 0.0], "y": [0.0, 3.0], "xy": [1.0, 1.0], "-x": [-5.0, 0.0]}
+    scripted.serve(model("embed", 2))
+    scripted.script = pooled(lambda text: vectors[text])
+    one = post(scripted, "/score", text_1="x", text_2=["x", "y", "xy", "-x"])
+    assert [item["score"] for item in one["data"]] == pytest.approx([1, 0, 0.5**0.5, -1])
+    assert one["usage"]["total_tokens"] == len("x" + "x" + "y" + "xy" + "-x")
+    many = post(scripted, "/v1/score", text_1=["x", "xy"], text_2=["-x", "xy"], prompt_name="query")
+    assert [item["score"] for item in many["data"]] == pytest.approx([-1, 1])
+    last = scripted.last(Generate).pooling
+    assert last is not None and not last.prompt_name, "the prompt of queries is not that of documents"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -191,7 +204,7 @@ GENERATED: dict[str, dict[str, Any]] = {
 }
 ANSWERED: dict[Task, set[str]] = {
     "generate": {*GENERATED},
-    "embed": {"/v1/embeddings", "/embed"},
+    "embed": {"/v1/embeddings", "/embed", "/score"},
     "rerank": {"/v1/rerank", "/v2/rerank", "/rerank", "/score", "/predict"},
     "classify": {"/classify", "/predict"},
 }
