@@ -115,7 +115,9 @@ def run(
         linger_ms = 0
         try:
             settings = scheduler_config(config.engine, limits)
-            settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
+            if limits.pooling is None:
+                # Frontends limit texts to pool by their tokens: one request may have thousands of short ones.
+                settings = msgspec.structs.replace(settings, max_waiting=config.max_waiting)
             scheduler = Scheduler(settings, pack_epoch(config.epoch), compiler)
             ready(clients.address, card)
             linger_ms = _LAST_ANSWERS_MS

@@ -35,7 +35,7 @@ class Server(NamedTuple):
 
 def start(folder: Path, model: Any) -> Iterator[Server]:
     write_directory(folder / "model", BERT, chat_template=None)
-    served = Served(folder / "model", folder, "--device", "cpu")
+    served = Served(folder / "model", folder, "--device", "cpu", "--max-waiting", "16")
     served.wait_until_ready()
     with httpx.Client(base_url=served.url, timeout=120) as http:
         yield Server(served, http, folder / "model", model)
@@ -80,6 +80,11 @@ def test_embeddings_are_those_of_transformers(embedder: Server) -> None:
     short = together[:, :8] / np.linalg.norm(together[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose([item.embedding for item in answer.data], short, atol=1e-5)
     assert answer.usage.prompt_tokens == sum(len(BERT.encode(text).ids) for text in TEXTS)
+
+
+def test_a_request_may_have_more_texts_than_requests_may_wait(embedder: Server) -> None:
+    many = embeddings(embedder.http, ["fox", "the lazy dog"] * 512)
+    np.testing.assert_allclose(many, np.tile(embeddings(embedder.http, ["fox", "the lazy dog"]), (512, 1)), atol=1e-5)
 
 
 def test_a_model_that_embeds_says_so(embedder: Server) -> None:
