@@ -213,6 +213,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     num_pages: Count
     page_size: Count
+    window: Count | None = None
+    """See `EngineLimits.window`."""
+    num_window_pages: Index = 0
     max_running: Rows
     max_model_len: Count
     vocab_size: Count

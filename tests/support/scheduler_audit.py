@@ -20,6 +20,8 @@ def check(scheduler: Scheduler) -> None:
     assert (pool.owner[free] == Owner.FREE).all()
     assert np.count_nonzero(pool.owner == Owner.FREE) == len(free), "a page is lost"
 
+    if scheduler.pages.windows is not None:
+        check_windows(scheduler, rows)
     cached: set[int] = set()
     if isinstance(scheduler.pages.cache, RadixCache):
         cached = check_radix(scheduler.pages.cache)
@@ -45,6 +47,42 @@ def check(scheduler: Scheduler) -> None:
     )
     alive = [r for r in table.requests if r is not None and table.phase[r.slot] != Phase.ENDING]
     assert len(alive) + scheduler.num_waiting == len(scheduler._unfinished)
+
+
+def check_windows(scheduler: Scheduler, rows: list[int]) -> None:
+    """Check the pages of layers with a window: each is free, a row's, or in the cache, with its number of readers."""
+    windows, table, page = scheduler.pages.windows, scheduler.table, scheduler.config.page_size
+    assert windows is not None
+    pool = windows.pool
+    free = pool._stack[: pool.free]
+    assert len(np.unique(free)) == len(free), "a page is free twice"
+    assert set(free.tolist()) == set(np.flatnonzero(pool.owner == Owner.FREE).tolist()), "a page is lost"
+    cached: list[int] = []
+    if isinstance(scheduler.pages.cache, RadixCache):
+        for node in scheduler.pages.cache.nodes():
+            assert len(node.windows) == len(node.pages)
+            cached += (node.windows[windows.is_present(node.windows)] & ((1 << 24) - 1)).tolist()
+    assert len(cached) == len(set(cached)), "a page is cached twice"
+    assert set(cached) == set(np.flatnonzero(pool.owner == Owner.CACHE).tolist()), "cache and pool disagree"
+    own: list[int] = []
+    readers = np.zeros(len(pool.owner), np.int32)
+    for slot in range(scheduler.config.max_running):
+        held = windows._pages(slot)
+        assert slot in rows or not len(held), "a row that is not in use holds pages"
+        assert windows.end[slot] <= table.num_pages[slot], "a row has more pages of these layers than of others"
+        assert windows.end[slot] * page >= table.computed[slot] or slot not in rows, f"row {slot} writes outside"
+        assert (pool.owner[held] != Owner.FREE).all(), f"row {slot} holds a free page"
+        own += held[pool.owner[held] == Owner.ROW].tolist()
+        readers[held[pool.owner[held] == Owner.CACHE]] += 1
+        if table.phase[slot] == Phase.DECODE and not table.in_flight[slot]:
+            assert len(held) <= windows.row_pages, f"row {slot} holds pages behind its window"
+    assert len(own) == len(set(own)), "a page is in two rows' hands"
+    assert sorted(own) == np.flatnonzero(pool.owner == Owner.ROW).tolist(), "a row's page was not given back"
+    assert (readers == windows._readers).all(), "readers are not counted"
+    idle = [number for number in cached if not readers[number]]
+    assert windows.evictable == len(idle)
+    queued = {entry for queue in windows._queues for entry in queue}
+    assert all((number, int(windows._since[number])) in queued for number in idle), "a page was forgotten"
 
 
 def check_radix(cache: RadixCache) -> set[int]:

@@ -92,11 +92,16 @@ class Harness:
         target_itl_ms: float = 0.0,
         step_graphs: tuple[tuple[int, int], ...] = (),
         step_seconds: Callable[[StepPlan], float] = lambda plan: 1e-3,
+        window: int | None = None,
+        window_pages: int = 0,
     ) -> None:
-        """`step_seconds`: time that a step takes on a clock of the engine's own."""
+        """`step_seconds`: time that a step takes on a clock of the engine's own. `window`: that of some layers, with so
+        many pages."""
         self.config = SchedulerConfig(
             num_pages=pages,
             page_size=page_size,
+            window=window,
+            num_window_pages=window_pages,
             max_running=rows,
             max_model_len=max_model_len,
             vocab_size=VOCAB,
@@ -112,6 +117,8 @@ class Harness:
         limits = EngineLimits(
             num_pages=pages,
             page_size=page_size,
+            window=window,
+            num_window_pages=window_pages,
             max_running=rows,
             max_model_len=max_model_len,
             vocab_size=VOCAB,
@@ -171,6 +178,11 @@ class Harness:
                 assert table.phase[slot] != Phase.EMPTY, f"row {slot} was released under step {plan.step}"
                 written = table.page_table[slot, start // page : (start + length - 1) // page + 1]
                 assert (pool.owner[written] != 0).all(), f"step {plan.step} writes a free page"
+                if (windows := self.scheduler.pages.windows) is not None:
+                    first = max(start - windows._window + 1, 0) // page
+                    assert windows.first[slot] <= first, f"step {plan.step} reads a page that was released"
+                    read = windows.table[slot, first : (start + length - 1) // page + 1]
+                    assert (windows.pool.owner[read] != 0).all(), f"step {plan.step} reads a free page"
 
     def check_idle(self) -> None:
         """Check that no pages, locks, rows or table entries remain."""
@@ -179,6 +191,7 @@ class Harness:
         assert not scheduler.has_work
         assert not scheduler._unfinished
         assert scheduler.pages.available == self.config.num_pages
+        assert scheduler.pages.used == 0
         assert not scheduler.table.unsettled
         assert all(request is None for request in scheduler.table.requests)
 

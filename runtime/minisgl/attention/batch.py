@@ -23,6 +23,8 @@ class PagedKV:
     """[layers, pages + 1, page_size, Hkv, D]"""
     scales: tuple[KVScales, ...]
     """Factors of each layer's keys and values."""
+    in_window: bool = False
+    """The layers have a window: their pages are those of `AttentionBatch.window_table`."""
 
     @property
     def page_size(self) -> int:
@@ -43,7 +45,8 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """Keys and values of all layers. All groups have the same pages: page p of a sequence is page p of each group."""
+    """Keys and values of all layers. Groups without a window have the same pages: page p of a sequence is page p of
+    each of them; so have those with one."""
 
     groups: tuple[PagedKV, ...]
     """Those of each group of layers, see `select.KVGroup`."""
@@ -53,13 +56,18 @@ class KVPool:
         return self.groups[0].page_size
 
     @property
-    def dummy_page(self) -> int:
-        return self.groups[0].dummy_page
+    def has_windows(self) -> bool:
+        return any(group.in_window for group in self.groups)
 
-    def poison(self, pages: torch.Tensor) -> None:
-        """As `PagedKV.poison`, in all layers."""
+    def dummy_page(self, *, in_window: bool) -> int:
+        """The page without an owner, of layers with or without a window; 0 if there are none."""
+        return next((group.dummy_page for group in self.groups if group.in_window == in_window), 0)
+
+    def poison(self, pages: torch.Tensor, *, in_window: bool) -> None:
+        """As `PagedKV.poison`, in all layers with or without a window."""
         for group in self.groups:
-            group.poison(pages)
+            if group.in_window == in_window:
+                group.poison(pages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,9 @@ class AttentionBatch:
     host_prefill_lengths: IntArray
     cascade: CascadeTables | None = None
     """Shared prefixes of the decode rows, if the step uses cascade attention."""
+    window_table: torch.Tensor | None = None
+    """As `page_table`, for layers with a window; None: there are none. Pages behind the window of a row's first token
+    in the step are not the row's any more."""
 
     @property
     def num_decode(self) -> int:
@@ -95,6 +106,11 @@ class AttentionBatch:
     @property
     def num_segments(self) -> int:
         return len(self.host_prefill_lengths)
+
+    def in_window(self) -> AttentionBatch:
+        """The batch for layers with a window: `page_table` is theirs."""
+        assert self.window_table is not None
+        return replace(self, page_table=self.window_table)
 
     def decode_rows(self) -> AttentionBatch:
         """The batch without its prefill segments."""

@@ -3,6 +3,9 @@
 Each step is planned once on the host, from the host's copy of the lengths; page numbers are gathered on the device. A
 plan is copied to the device from pinned memory that the next plan overwrites, so planning waits for that copy. At most
 two steps are in flight, so the copy has finished by then.
+
+With a window, the pages of a sequence begin with the one in which the window of its first query vector begins: those
+before it are not the sequence's any more, and the kernels load whole tiles.
 """
 
 from __future__ import annotations
@@ -80,8 +83,9 @@ class FlashInferDecode:
 
     def prepare(self, batch: AttentionBatch) -> None:
         shape = self._shape
-        offsets, last = _page_offsets(batch.host_decode_lengths, shape.page_size)
-        pages = _pages(batch, batch.decode_slots, batch.decode_lengths, offsets, shape.page_size)
+        lengths, host_lengths = batch.decode_lengths, batch.host_decode_lengths
+        offsets, last = _page_offsets(shape, host_lengths, host_lengths - 1)
+        pages = _pages(shape, batch.page_table, batch.decode_slots, lengths, lengths - 1, int(offsets[-1]))
         self._copied.synchronize()
         self._wrapper.plan(
             torch.from_numpy(offsets),
@@ -128,11 +132,12 @@ class FlashInferPrefill:
 
     def prepare(self, batch: AttentionBatch) -> None:
         shape = self._shape
-        lengths = batch.host_prefill_starts + batch.host_prefill_lengths
-        offsets, last = _page_offsets(lengths, shape.page_size)
+        starts, ends = batch.host_prefill_starts, batch.prefill_kv_lengths
+        offsets, last = _page_offsets(shape, starts + batch.host_prefill_lengths, starts)
         queries = np.zeros(batch.num_segments + 1, np.int32)
         np.cumsum(batch.host_prefill_lengths, out=queries[1:])
-        pages = _pages(batch, batch.prefill_slots, batch.prefill_kv_lengths, offsets, shape.page_size)
+        first = ends - batch.query_offsets.diff()
+        pages = _pages(shape, batch.page_table, batch.prefill_slots, ends, first, int(offsets[-1]))
         self._copied.synchronize()
         self._wrapper.plan(
             torch.from_numpy(queries),
@@ -180,21 +185,40 @@ def _int32(size: int, shape: AttentionShape) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.int32, device=shape.device)
 
 
-def _page_offsets(lengths: IntArray, page_size: int) -> tuple[IntArray, IntArray]:
-    """Offsets [n + 1] of each sequence in the list of all pages, and the tokens in its last page [n]."""
-    counts = -(-lengths // page_size)
+def _pages_behind(shape: AttentionShape, first: IntArray) -> IntArray | int:
+    """Pages of sequences behind the window of their first query vectors, which are at `first` [n]."""
+    if shape.window is None:
+        return 0
+    return np.maximum(first - (shape.window - 1), 0) // shape.page_size
+
+
+def _page_offsets(shape: AttentionShape, lengths: IntArray, first: IntArray) -> tuple[IntArray, IntArray]:
+    """Offsets [n + 1] of each sequence in the list of all pages, and the tokens in its last page [n]. `first`: see
+    `_pages_behind`."""
+    counts = -(-lengths // shape.page_size)
     offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets, (lengths - (counts - 1) * page_size).astype(np.int32)
+    np.cumsum(counts - _pages_behind(shape, first), out=offsets[1:])
+    return offsets, (lengths - (counts - 1) * shape.page_size).astype(np.int32)
 
 
 def _pages(
-    batch: AttentionBatch, slots: torch.Tensor, lengths: torch.Tensor, host_offsets: IntArray, page_size: int
+    shape: AttentionShape,
+    page_table: torch.Tensor,
+    slots: torch.Tensor,
+    lengths: torch.Tensor,
+    first: torch.Tensor,
+    total: int,
 ) -> torch.Tensor:
-    """Pages of all sequences, concatenated, int32. The total is known on the host."""
-    total = int(host_offsets[-1])
-    counts = (lengths + (page_size - 1)) // page_size
-    rows = torch.repeat_interleave(counts, output_size=total)
-    begins = counts.cumsum(0) - counts
+    """Pages [total] of all sequences that are not behind their windows, concatenated, int32. The total is known on the
+    host."""
+    counts = (lengths + (shape.page_size - 1)) // shape.page_size
+    if shape.window is None:
+        rows = torch.repeat_interleave(counts, output_size=total)
+        begins = counts.cumsum(0) - counts
+    else:
+        skipped = (first - (shape.window - 1)).clamp(min=0) // shape.page_size
+        counts = counts - skipped
+        rows = torch.repeat_interleave(counts, output_size=total)
+        begins = counts.cumsum(0) - counts - skipped
     index = torch.arange(total, device=slots.device) - begins[rows]
-    return batch.page_table[slots[rows], index]
+    return page_table[slots[rows], index]

@@ -61,13 +61,26 @@ class LayeredAttention:
 
     def prepare(self, batch: AttentionBatch) -> None:
         """Do the host work of the step. It stays outside a CUDA graph: every replay needs it again."""
-        for kind in self._kinds:
-            kind.prepare(batch)
+        for kind, of_kind in zip(self._kinds, self._batches(batch), strict=True):
+            kind.prepare(of_kind)
 
-    def begin(self, batch: AttentionBatch, locations: torch.Tensor) -> None:
-        """As `PagedAttention.begin`."""
-        for kind in self._kinds:
-            kind.begin(batch, locations)
+    def begin(
+        self, batch: AttentionBatch, locations: torch.Tensor, window_locations: torch.Tensor | None = None
+    ) -> None:
+        """As `PagedAttention.begin`. `window_locations`: those in the pages of layers with a window."""
+        for kind, of_kind in zip(self._kinds, self._batches(batch), strict=True):
+            if kind.in_window:
+                assert window_locations is not None
+                kind.begin(of_kind, window_locations)
+            else:
+                kind.begin(of_kind, locations)
+
+    def _batches(self, batch: AttentionBatch) -> list[AttentionBatch]:
+        """The batch for each kind."""
+        if batch.window_table is None:
+            return [batch] * len(self._kinds)
+        in_window = batch.in_window()
+        return [in_window if kind.in_window else batch for kind in self._kinds]
 
     def attend(
         self,

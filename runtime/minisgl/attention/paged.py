@@ -30,6 +30,11 @@ class PagedAttention:
         self._is_captured = False
 
     @property
+    def in_window(self) -> bool:
+        """Its layers have a window, and pages of their own."""
+        return self._kv.in_window
+
+    @property
     def most_graph_keys(self) -> int:
         """Most keys of all prompt segments of a captured step; 0: steps with prompts cannot be captured."""
         return self._prefill.most_graph_keys

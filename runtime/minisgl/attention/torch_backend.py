@@ -1,7 +1,7 @@
 """Reference attention in plain torch, on any device, for any head size and page size.
 
-Every position is read from a page that the sequence owns and has written: padding reads position 0 of the
-row again and masks it. Values outside a sequence, even NaN, cannot reach its result.
+Every position is read from a page that the sequence owns and has written: padding reads the first position that the
+row attends to again and masks it. Values outside a sequence, even NaN, cannot reach its result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TorchDecode:
             rows = slice(first, last)
             positions = torch.arange(longest, device=batch.page_table.device)
             valid = positions < attended[rows, None]
-            positions = (starts[rows, None] + positions) * valid
+            positions = starts[rows, None] + positions * valid
             locations = _locations(batch.page_table, batch.decode_slots[rows, None], positions, self._page_size)
             self._groups.append((rows, locations, valid[:, None, None, :]))
             first = last

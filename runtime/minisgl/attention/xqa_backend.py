@@ -53,8 +53,10 @@ class XqaDecode:
         """Do nothing: this backend plans nothing on the host."""
 
     def begin(self, batch: AttentionBatch) -> None:
-        self._block_tables = batch.page_table[batch.decode_slots]
-        self._lengths = batch.decode_lengths
+        if self._shape.window is None:
+            self._block_tables, self._lengths = batch.page_table[batch.decode_slots], batch.decode_lengths
+        else:
+            self._block_tables, self._lengths = tables_in_window(batch, self._shape.window, self._shape.page_size)
 
     def decode(
         self, layer: int, kv: PagedKV, q: torch.Tensor, out: torch.Tensor, sinks: torch.Tensor | None = None
@@ -65,7 +67,7 @@ class XqaDecode:
             self._workspace,
             self._block_tables,
             self._lengths,
-            self._shape.pages_per_row * self._shape.page_size,
+            self._block_tables.shape[1] * self._shape.page_size,
             bmm1_scale=self._shape.score_scale,
             bmm2_scale=1.0,
             window_left=-1 if self._shape.window is None else self._shape.window - 1,
@@ -75,3 +77,13 @@ class XqaDecode:
 
     def backend_for(self, rows: int, *, mixed: bool) -> str:
         return self.name
+
+
+def tables_in_window(batch: AttentionBatch, window: int, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Page tables [D, pages] of the decode rows from the page on in which their windows begin, and the lengths [D] of
+    their contexts from there on. The kernel loads whole tiles, and pages behind a window are not the row's any more."""
+    table, lengths = batch.page_table, batch.decode_lengths
+    pages = min((window - 1) // page_size + 2, table.shape[1])
+    skipped = (lengths - window).clamp(min=0) // page_size
+    index = skipped[:, None] + torch.arange(pages, dtype=torch.int32, device=table.device)
+    return table[batch.decode_slots[:, None], index.clamp(max=table.shape[1] - 1)], lengths - skipped * page_size

@@ -216,6 +216,7 @@ def _engine_metrics(llm: LLM) -> dict[str, Metric]:
         "compiled_after_ready": stats.compiled_after_ready,
         "page_size": limits.page_size,
         "num_pages": limits.num_pages,
+        "num_window_pages": limits.num_window_pages,
         "parameter_gib": stats.parameter_bytes / 2**30,
         "kv_pool_gib": stats.kv_pool_bytes / 2**30,
     }

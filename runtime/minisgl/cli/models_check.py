@@ -61,7 +61,8 @@ def _print(report: CheckpointReport, directory: str, name: str) -> int:
         print(f"parameters       {report.num_parameters:,} ({report.weight_bytes / 2**30:.2f} GiB as {stored})")
         print(f"memory           {_gpu_memory(report)}")
         print(f"memory on a CPU  {_cpu_memory(report)}")
-        print(f"longest sequence {report.max_model_len:,} tokens")
+        longest = f"; {report.longest_bytes / 2**30:.2f} GiB of KV cache on a GPU" if report.window else ""
+        print(f"longest sequence {report.max_model_len:,} tokens{longest}")
         print(f"--tp             {', '.join(map(str, report.tensor_parallel_sizes))}")
     for kind, findings in (("problem", report.problems), ("note", report.notes)):
         for finding in findings:
@@ -86,17 +87,24 @@ def _task(report: CheckpointReport) -> str:
 def _gpu_memory(report: CheckpointReport) -> str:
     places = "a GPU" if report.quantization is None else f"Hopper GPUs, {report.other_bytes / 2**30:.2f} GiB on others"
     weights = f"{report.hopper_bytes / 2**30:.2f} GiB of weights on {places}"
-    return f"{weights}{_kv_cache(report.kv_bytes_per_token)}"
+    return f"{weights}{_kv_cache(report, 1)}"
 
 
 def _cpu_memory(report: CheckpointReport) -> str:
     # Everything is float32 there, whatever the checkpoint's type.
-    return f"{report.cpu_bytes / 2**30:.2f} GiB of weights{_kv_cache(2 * report.kv_bytes_per_token)}"
+    return f"{report.cpu_bytes / 2**30:.2f} GiB of weights{_kv_cache(report, 2)}"
 
 
-def _kv_cache(bytes_per_token: int) -> str:
+def _kv_cache(report: CheckpointReport, factor: int) -> str:
+    """KV cache of a token; `factor`: size of its numbers, relative to 16 bits."""
     # Models that compute whole texts at once have none.
-    return f"; {bytes_per_token / 2**10:,.1f} KiB of KV cache for each token" if bytes_per_token else ""
+    if not report.kv_bytes_per_token:
+        return ""
+    each, behind = (
+        f"{factor * size / 2**10:,.1f} KiB" for size in (report.kv_bytes_per_token, report.kv_bytes_behind_window)
+    )
+    windows = "" if report.window is None else f", {behind} for those behind a window of {report.window:,}"
+    return f"; {each} of KV cache for each token{windows}"
 
 
 def _check_tokenizer(directory: Path, report: CheckpointReport) -> None:

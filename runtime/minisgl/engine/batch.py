@@ -56,6 +56,10 @@ class DeviceStep:
     """[NEW_ROW_COLUMNS, N]"""
     poison_pages: torch.Tensor
     """[Z]"""
+    window_updates: torch.Tensor
+    """[3, V]"""
+    poison_window_pages: torch.Tensor
+    """[Y]"""
     changes: DeviceChanges | None
     cascade: CascadeTables | None
 
@@ -191,7 +195,8 @@ class PackedStep:
 
     def _update_parts(self) -> list[IntArray]:
         plan = self._plan
-        return [plan.page_updates.ravel(), self._new_rows, plan.poison_pages, self.processors.packed()]
+        windows = plan.window_updates.ravel(), plan.poison_window_pages
+        return [plan.page_updates.ravel(), self._new_rows, plan.poison_pages, *windows, self.processors.packed()]
 
     @property
     def depends_on_lengths(self) -> bool:
@@ -230,6 +235,8 @@ class PackedStep:
             page_updates=next(parts).view(3, -1),
             new_rows=next(parts).view(NEW_ROW_COLUMNS, -1),
             poison_pages=next(parts),
+            window_updates=next(parts).view(3, -1),
+            poison_window_pages=next(parts),
             changes=self.processors.view(next(parts)),
         )
 

@@ -25,11 +25,11 @@ from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
 from minisgl.engine.start.dummy_steps import StepLimits, measure_step, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import representative_layers, text_plans, warm_up_plans
-from minisgl.engine.tables import Tables
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.compile.compile_log import CompileLog
 from minisgl.kernels.compile.preload import Preload
+from minisgl.kv_layout import PoolPages
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
@@ -161,6 +161,7 @@ class _EngineBuilder:
         kv_layers = model.config.kv_layers
         self._attention = AttentionKinds(config.attention_backend, shapes, config.max_running, kv_layers)
         self._shape = shape = self._attention.shape
+        self._layout = model.config.kv_layout(config, self._max_model_len)
         attention = self._attention.overview()
         logger.info("attention backends: %s", ", ".join(f"{kind} {name}" for kind, name in attention.items()))
         kv_cache = "fp8_e4m3" if shape.stored_dtype == FP8 else model.parameters.dtype_name
@@ -174,17 +175,17 @@ class _EngineBuilder:
         self._prefill_graphs = self._prefill_sizes() if pooler is None else []
         if preload is not None:
             self._warm_up(compile_log)
-        num_pages = self._num_pages() if config.num_pages is None else config.num_pages
+        pages = self._pages()
         clock.end("warm_up", device)
-        tokens = num_pages * page_size
+        tokens = pages.full * page_size
         self._check_pool(tokens)
-        runner = self._build_runner(num_pages, model)
+        runner = self._build_runner(pages, model)
         self._report("pool", 1.0)
         clock.end("pool", device)
         first = self._attention.kinds[0]
         stats = EngineStats(
             parameter_bytes=model.parameter_bytes,
-            kv_pool_bytes=(num_pages + 1) * kv_pool.page_bytes(self._attention.groups),
+            kv_pool_bytes=kv_pool.pool_bytes(self._attention.groups, pages),
             start_seconds=clock.seconds,
             prefill_backend=first.prefill.name,
             decode_backend=first.decode.name,
@@ -193,8 +194,10 @@ class _EngineBuilder:
             transport=parallel.transport,
         )
         limits = EngineLimits(
-            num_pages=num_pages,
+            num_pages=pages.full,
             page_size=page_size,
+            window=self._layout.window,
+            num_window_pages=pages.window,
             max_running=config.max_running,
             max_model_len=min(self._max_model_len, tokens),
             vocab_size=model.config.vocab_size,
@@ -343,7 +346,7 @@ class _EngineBuilder:
 
     def _warm_up(self, compile_log: CompileLog) -> None:
         """Launch every kernel of later steps once, on a few layers and without a pool."""
-        runner = self._build_runner(0, self._model.with_layers(representative_layers(self._model_config)))
+        runner = self._build_runner(PoolPages(0, 0), self._model.with_layers(representative_layers(self._model_config)))
         # A small kernel, which shows at once whether a cache has the model's kernels.
         self._model.norm.forward(self._model.norm.gain.new_zeros(1, self._model_config.hidden_size), None)
         together = False
@@ -369,24 +372,20 @@ class _EngineBuilder:
             # It only saves time: what is missing is compiled at its first launch.
             logger.warning("kernels are compiled one after the other", exc_info=True)
 
-    def _num_pages(self) -> int:
+    def _pages(self) -> PoolPages:
+        if (given := self._config.num_pages) is not None:
+            return PoolPages(given, self._layout.window_pages(given))
         if self._device.type == "cpu":
             pool_bytes = kv_pool.cpu_pool_bytes(kv_pool.free_memory(self._device), self._parallel.size)
         else:
             pool_bytes = self._cuda_pool_bytes()
-        return kv_pool.num_pages_for_budget(
-            self._parallel,
-            pool_bytes=pool_bytes,
-            bytes_per_page=kv_pool.page_bytes(self._attention.groups),
-            pages_per_row=self._shape.pages_per_row,
-            rows=self._config.max_running,
-        )
+        return kv_pool.pages_for_budget(self._parallel, self._layout, pool_bytes)
 
     def _cuda_pool_bytes(self) -> int:
         """Bytes that remain of this rank's share of the device after weights, workspaces, the largest step and
         graphs."""
         config, model = self._config, self._model
-        runner = self._build_runner(0, model)
+        runner = self._build_runner(PoolPages(0, 0), model)
         step_bytes = measure_step(runner, self._limits(runner))
         del runner
         torch.cuda.empty_cache()
@@ -409,11 +408,11 @@ class _EngineBuilder:
     def _limits(self, runner: Runner) -> StepLimits:
         return step_limits(runner, max_step_tokens=self._config.max_step_tokens, max_model_len=self._max_model_len)
 
-    def _build_runner(self, num_pages: int, model: Decoder) -> Runner:
-        shape = self._shape
-        config, model_config = self._config, self._model_config
-        kv = kv_pool.allocate(self._attention.groups, scales=self._kv_scales, num_pages=num_pages, audit=config.audit)
-        tables = Tables(config.max_running, shape.pages_per_row, kv.dummy_page, model_config.vocab_size, self._device)
+    def _build_runner(self, pages: PoolPages, model: Decoder) -> Runner:
+        config, groups = self._config, self._attention.groups
+        kv = kv_pool.allocate(groups, scales=self._kv_scales, pages=pages, audit=config.audit)
+        vocab_size = self._model_config.vocab_size
+        tables = kv_pool.new_tables(kv, config.max_running, self._shape.pages_per_row, vocab_size)
         return Runner(model, self._parallel, kv, tables, self._attention.over(kv))
 
 

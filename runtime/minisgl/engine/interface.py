@@ -16,6 +16,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     num_pages: int
     page_size: int
+    window: int | None = None
+    """Longest window of the layers that have one, whose pages are others than those of the rest; None: all layers have
+    the same pages, since none has a window."""
+    num_window_pages: int = 0
+    """Pages of layers with a window."""
     max_running: int
     max_model_len: int
     vocab_size: int

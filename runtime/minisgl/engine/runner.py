@@ -123,19 +123,24 @@ class Runner:
     def apply_updates(self, step: DeviceStep) -> None:
         """Apply the changes of a plan to the tables, before the forward pass of its step."""
         if len(step.poison_pages):
-            self.kv.poison(step.poison_pages.long())
+            self.kv.poison(step.poison_pages.long(), in_window=False)
+        if len(step.poison_window_pages):
+            self.kv.poison(step.poison_window_pages.long(), in_window=True)
         if step.new_rows.shape[1]:
             self.tables.set_rows(step.new_rows)
         if step.changes is not None:
             self.tables.apply(step.changes)
         if step.page_updates.shape[1]:
             self.tables.set_pages(step.page_updates)
+        if step.window_updates.shape[1]:
+            self.tables.set_window_pages(step.window_updates)
 
     def attention_batch(self, packed: PackedStep, step: DeviceStep) -> AttentionBatch:
         """The step as attention backends read it."""
         d = packed.num_decode
         return AttentionBatch(
             page_table=self.tables.page_table,
+            window_table=self.tables.window_table,
             decode_slots=step.slots[:d],
             decode_lengths=step.decode_lengths,
             prefill_slots=step.prefill_slots,
@@ -159,10 +164,16 @@ class Runner:
     ) -> torch.Tensor:
         """Hidden states [S, hidden] of the tokens `rows`, or of all tokens [T, hidden]."""
         tables = self.tables
+        slots, positions, page_size = step.slots, step.positions, self.kv.page_size
         tokens, locations = step_inputs(
-            step.slots, step.positions, step.prefill_tokens, tables.page_table, tables.last_token, self.kv.page_size
+            slots, positions, step.prefill_tokens, tables.page_table, tables.last_token, page_size
         )
-        attention.begin(batch, locations)
+        window_locations = None
+        if tables.window_table is not None:
+            _, window_locations = step_inputs(
+                slots, positions, step.prefill_tokens, tables.window_table, tables.last_token, page_size
+            )
+        attention.begin(batch, locations, window_locations)
         return self._model.forward(tokens, step.positions, attention, rows)
 
     def call_hook(self, plan: StepPlan, logits: torch.Tensor) -> None:

@@ -19,11 +19,22 @@ class Tables:
     """Device tables. Only steps change them, in the order of the plans, so no change overtakes a step that still reads
     a row."""
 
-    def __init__(self, max_running: int, pages_per_row: int, dummy_page: int, vocab_size: int, device: torch.device):
+    def __init__(
+        self,
+        max_running: int,
+        pages_per_row: int,
+        dummy_page: int,
+        vocab_size: int,
+        device: torch.device,
+        dummy_window_page: int | None = None,
+    ) -> None:
+        """`dummy_window_page`: that of layers with a window; None: there are none."""
         rows = max_running + 1
         self.dummy_slot = max_running
         self.page_table = torch.full((rows, pages_per_row), dummy_page, dtype=torch.int32, device=device)
         """[rows, pages_per_row] int32"""
+        self.window_table = None if dummy_window_page is None else torch.full_like(self.page_table, dummy_window_page)
+        """The same for layers with a window."""
         self.last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         """[rows] int32: input of each row's next decode step"""
         self._sampling = torch.zeros((COLUMNS, rows), dtype=torch.int32, device=device)
@@ -45,6 +56,11 @@ class Tables:
     def set_pages(self, updates: torch.Tensor) -> None:
         """Update page tables: `updates` [3, U] int32 on the device are slot, index and page."""
         self.page_table.index_put_((updates[0].long(), updates[1].long()), updates[2])
+
+    def set_window_pages(self, updates: torch.Tensor) -> None:
+        """The same for layers with a window."""
+        assert self.window_table is not None
+        self.window_table.index_put_((updates[0].long(), updates[1].long()), updates[2])
 
     def sampling_rows(self, slots: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
         """Sampling parameters of `slots` [S]; `positions` [S] counts the tokens before the sampled one."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.config import Task, TaskChoice
+from minisgl.config import EngineConfig, Task, TaskChoice
 from minisgl.errors import ModelError
 from minisgl.models.checkpoint import check_tensor, stored_tensors
 from minisgl.models.config import ModelConfig, read_json
@@ -69,6 +69,12 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     """The same on a CPU, in float32."""
     kv_bytes_per_token: int = 0
     """Bytes of a token in a KV cache in 16 bits, as on a GPU; 0: it needs none."""
+    window: int | None = None
+    """Window of some layers that is shorter than the longest sequence; None: there is none."""
+    kv_bytes_behind_window: int = 0
+    """Bytes of a token behind the window, which only the other layers keep."""
+    longest_bytes: int = 0
+    """Bytes of the longest sequence in the KV cache, which are fewer than those of its tokens with a window."""
     max_model_len: int | None = None
     """Tokens of the longest sequence that can be served."""
     tensor_parallel_sizes: list[int] = []
@@ -116,6 +122,10 @@ def _describe(config: ModelConfig, report: CheckpointReport) -> None:
     report.quantization = None if config.quantization is None else config.quantization.name
     report.max_model_len = config.max_model_len
     report.kv_bytes_per_token = 2 * config.kv_numbers_per_token()
+    layout = config.kv_layout(EngineConfig(model="", device="cuda"), config.max_model_len)
+    report.window = layout.window
+    report.kv_bytes_behind_window = layout.full_bytes // layout.page_size
+    report.longest_bytes = layout.sequence_bytes(config.max_model_len)
     report.tensor_parallel_sizes = config.tensor_parallel_sizes()
     try:
         config.check_length(config.max_model_len)

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from minisgl.config import Device, DType
+from minisgl.config import DEFAULT_PAGE_SIZE, Device, DType, EngineConfig
 from minisgl.errors import ModelError
 from minisgl.json_file import read_json_object
+from minisgl.kv_layout import KVLayout
 from minisgl.layers.weights.formats import (
     Quantization,
     read_quantization,
@@ -102,8 +103,32 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_numbers_per_token(self, ranks: int = 1) -> int:
         """Numbers of the keys and values of a token, in all layers of one of `ranks` ranks."""
-        stored = (self.layers[layer].attention for layer in {*self.kv_layers})
-        return sum(2 * max(1, of.num_kv_heads // ranks) * of.head_dim for of in stored)
+        return sum(_kv_numbers(self.layers[layer].attention, ranks) for layer in {*self.kv_layers})
+
+    def kv_layout(self, config: EngineConfig, max_model_len: int) -> KVLayout:
+        """What the pages of the KV cache take on one rank of an engine that serves sequences of up to `max_model_len`
+        tokens."""
+        wide = self.dtype_on(config.device, config.dtype) == "float32"
+        page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
+        number_bytes = 1 if config.kv_cache_dtype == "fp8" else 4 if wide else 2
+        full, in_window, windows = 0, 0, [0]
+        for of in (self.layers[layer].attention for layer in {*self.kv_layers}):
+            size = page_size * number_bytes * _kv_numbers(of, config.tensor_parallel)
+            # A window that no sequence exceeds releases nothing.
+            if of.window is None or of.window >= max_model_len:
+                full += size
+            else:
+                in_window += size
+                windows.append(of.window)
+        return KVLayout(
+            page_size=page_size,
+            full_bytes=full,
+            window_bytes=in_window,
+            window=max(windows) or None,
+            max_model_len=max_model_len,
+            max_running=config.max_running,
+            max_step_tokens=config.max_step_tokens,
+        )
 
     @property
     def kv_layers(self) -> list[int]:
@@ -231,6 +256,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             dual_chunk_after=_dual_chunk_after(config),
             quantization=stored,
         )
+
+
+def _kv_numbers(attention: AttentionConfig, ranks: int) -> int:
+    """Numbers of the keys and values of a token in a layer."""
+    return 2 * max(1, attention.num_kv_heads // ranks) * attention.head_dim
 
 
 def read_json(path: Path) -> dict[str, Any]:

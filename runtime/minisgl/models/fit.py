@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
+from minisgl.config import EngineConfig
 from minisgl.errors import ModelError
+from minisgl.kv_layout import PoolPages
 from minisgl.models.config import ModelConfig
 
 
@@ -17,11 +18,11 @@ def check_fit(model: ModelConfig, engine: EngineConfig, memory: int | None) -> N
     model.check_length(max_model_len)
     if engine.num_pages is None:
         return
-    page_size = engine.page_size or DEFAULT_PAGE_SIZE[engine.device]
-    tokens = engine.num_pages * page_size
+    layout = model.kv_layout(engine, max_model_len)
+    tokens = engine.num_pages * layout.page_size
     if engine.max_model_len is not None and tokens < engine.max_model_len:
         raise ModelError("kv_pool_too_small", pool_too_small(tokens, engine.max_model_len))
-    needed = tokens * _bytes_per_token(model, engine)
+    needed = layout.pool_bytes(PoolPages(engine.num_pages, layout.window_pages(engine.num_pages)))
     if memory is not None and needed > memory:
         raise ModelError(
             "out_of_memory",
@@ -44,9 +45,3 @@ def pool_too_small(tokens: int, max_model_len: int) -> str:
         f"the KV pool holds {tokens} tokens, fewer than --max-model-len {max_model_len}; lower it, or "
         "give the pool more memory (--num-pages, --memory-fraction, --tp)"
     )
-
-
-def _bytes_per_token(model: ModelConfig, engine: EngineConfig) -> int:
-    """Bytes of a token's keys and values on one rank."""
-    fp8, wide = engine.kv_cache_dtype == "fp8", model.dtype_on(engine.device, engine.dtype) == "float32"
-    return model.kv_numbers_per_token(engine.tensor_parallel) * (1 if fp8 else 4 if wide else 2)

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
+from minisgl.scheduler.pages import Room
 from minisgl.scheduler.queue import WaitingQueue
 from minisgl.scheduler.request import Phase, Request, RequestTable
-from minisgl.scheduler.row_pages import RowPages
+from minisgl.scheduler.row_pages import LockedPrefix, RowPages
 from minisgl.scheduler.shares import Shares
 from minisgl.wire.messages import QUEUE_TIME_EDGES, Counters
 from minisgl.wire.plan import IntArray
@@ -75,9 +76,10 @@ class Admission:
             return None
         if self.keeps_row_from(request, self._table.num_free_rows, now):
             return None
-        prefix, cached = self._pages.lock_prefix(request)
+        prefix = self._pages.lock_prefix(request)
+        cached = prefix.pages
         needed = self._missing_pages(request, cached)
-        if self._table.num_in_use and needed + self._expected_growth(request) > self._pages.available:
+        if self._table.num_in_use and not self._pages.room.holds(self._expected_need(request, prefix, needed)):
             self._pages.unlock(prefix)
             self._blocked_head = request
             return None
@@ -113,13 +115,18 @@ class Admission:
             free_rows <= self._kept_rows and self._shares.expects_others(now) and self._shares.has_most(request.tenant)
         )
 
-    def _expected_growth(self, new: Request) -> int:
-        """Pages that must stay free for the tokens that running requests and the new one will probably generate."""
+    def _expected_need(self, new: Request, prefix: LockedPrefix, missing: int) -> Room:
+        """Pages that must be free for the `missing` ones of a new request behind `prefix`, and for the tokens that it
+        and running requests will probably generate."""
         table = self._table
         running = (table.phase == Phase.PREFILL) | (table.phase == Phase.DECODE)
         left = np.append(table.limit[running] - table.length[running], new.limit - len(new.tokens))
         tokens = np.minimum(left, GROWTH_TOKENS_MAX) * self._growth_share
-        return int((tokens / self._page_size).sum())
+        full = missing + int((tokens / self._page_size).sum())
+        if (windows := self._pages.windows) is None:
+            return Room(full, 0)
+        own = windows.missing(running, table.length[running], tokens[:-1])
+        return Room(full, int(own + windows.missing_behind(prefix.windows, len(new.tokens), float(tokens[-1]))))
 
     def make_room(self) -> None:
         """Preempt a row for the head of the queue if its tenant has fewer than another one, unless enough rows will be
@@ -156,26 +163,44 @@ class Admission:
         until then rows without a page pause.
         """
         table = self._table
-        running = [request for request in table.requests if request is not None and request.slot is not None]
-        running = [r for r in running if table.phase[r.slot] in (Phase.PREFILL, Phase.DECODE)]
-        running.sort(key=lambda request: request.priority_key)
+        running = self._running()
         growing = set(slots[needs_page].tolist())
-        coming = sum(self._pages.reclaimable(slot) for slot in table.unsettled)
+        coming = self._pages.reclaimable(table.unsettled)
         preempted: set[int] = set()
-        while len(growing) > self._pages.available + coming and len(running) > 1:
+        while len(growing) > self._pages.room.plus(coming).rows and len(running) > 1:
             victim = running.pop().slot
             assert victim is not None
             self._preempt(victim)
             growing.discard(victim)
             preempted.add(victim)
             if table.in_flight[victim]:
-                coming += self._pages.reclaimable(victim)
+                coming = coming.plus(self._pages.reclaimable([victim]))
         if preempted:
             self._growth_share = min(self._growth_share + GROWTH_SHARE_RAISE, 1.0)
-        granted = [r.slot for r in running if r.slot in growing][: self._pages.available]
+        granted = [r.slot for r in running if r.slot in growing][: self._pages.room.rows]
         paused = growing.difference(granted)
         stays = [slot for slot in slots.tolist() if slot not in preempted and slot not in paused]
         return np.array(stays, np.int32)
+
+    def preempt_for_prompts(self) -> bool:
+        """Preempt the requests of lowest priority if no prompt can be computed because all pages of layers with a
+        window are those of other prompts, which are computed in part. Call it while no step is launched and nothing
+        else can run. True: a prompt can be computed now."""
+        windows, running = self._pages.windows, self._running()
+        if windows is None or windows.available or len(running) < 2:
+            return False
+        while not windows.available and len(running) > 1:
+            victim = running.pop().slot
+            assert victim is not None
+            self._preempt(victim)
+        return True
+
+    def _running(self) -> list[Request]:
+        """Requests in prefill and decode, by priority."""
+        table = self._table
+        running = [request for request in table.requests if request is not None and request.slot is not None]
+        running = [r for r in running if table.phase[r.slot] in (Phase.PREFILL, Phase.DECODE)]
+        return sorted(running, key=lambda request: request.priority_key)
 
     def release_settled(self) -> None:
         """Free the rows that ended or were preempted and are in no launched step any more."""
@@ -184,11 +209,14 @@ class Admission:
 
     def _fits_without(self, request: Request, others: Iterable[Request]) -> bool:
         """Whether there are pages for a prompt when these rows are released."""
-        prefix, cached = self._pages.lock_prefix(request)
-        needed = self._missing_pages(request, cached)
+        prefix = self._pages.lock_prefix(request)
+        windows = self._pages.windows
+        needed = Room(
+            self._missing_pages(request, prefix.pages),
+            0 if windows is None else int(windows.missing_behind(prefix.windows, len(request.tokens))),
+        )
         slots = [*self._table.unsettled, *(other.slot for other in others if other.slot is not None)]
-        released = sum(self._pages.reclaimable(slot) for slot in slots)
-        fits = needed <= self._pages.available + released
+        fits = self._pages.room.plus(self._pages.reclaimable(slots)).holds(needed)
         self._pages.unlock(prefix)
         return fits
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,28 @@ from numpy.typing import NDArray
 from minisgl.wire.plan import IntArray
 
 NO_PAGES: Final[IntArray] = np.empty(0, np.int32)
+
+
+class Room(NamedTuple):
+    """Numbers of pages: of layers that attend to all tokens, and of those with a window. Where all layers have the same
+    pages, the second number is 0 in what is needed and UNLIMITED in what there is."""
+
+    full: int
+    window: int
+
+    def plus(self, other: Room) -> Room:
+        return Room(self.full + other.full, self.window + other.window)
+
+    def holds(self, needed: Room) -> bool:
+        return needed.full <= self.full and needed.window <= self.window
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that can get a page more."""
+        return min(self.full, self.window)
+
+
+UNLIMITED: Final = 1 << 40
 
 
 class Owner:

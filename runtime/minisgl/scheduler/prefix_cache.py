@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from minisgl.scheduler.pages import NO_PAGES
+from minisgl.scheduler.window_pages import NO_REFERENCES, References
 from minisgl.wire.plan import IntArray
 
 
@@ -49,8 +53,20 @@ class PrefixCache(Protocol):
         or keeps none."""
         ...
 
-    def insert(self, handle: Any, tokens: IntArray, pages: IntArray) -> tuple[Any, int]:
-        """Extend the prefix `handle` by whole pages of `tokens`, whose KV is in `pages`.
+    def windows(self, handle: Any) -> References:
+        """References to pages of layers with a window, one for each page of the prefix `handle`."""
+        ...
+
+    def fill_windows(self, handle: Any, tokens: IntArray, windows: References) -> tuple[NDArray[np.bool_], int]:
+        """Take `windows` [N] where the cache has the page of `tokens` behind the prefix `handle`, but not that of
+        layers with a window. Returns which it took, and how many pages it has."""
+        ...
+
+    def insert(
+        self, handle: Any, tokens: IntArray, pages: IntArray, windows: References = NO_REFERENCES
+    ) -> tuple[Any, int]:
+        """Extend the prefix `handle` by whole pages of `tokens`, whose KV is in `pages` and, in layers with a window,
+        in `windows`.
 
         Returns the handle of the extended prefix and the number of leading pages of the extension that the cache
         already had: the caller keeps these of `pages`, and the cache owns the others from now on.
@@ -88,7 +104,15 @@ class NaiveCache:
     def has_continuation(self, handle: None, tokens: IntArray) -> bool:
         return True
 
-    def insert(self, handle: None, tokens: IntArray, pages: IntArray) -> tuple[None, int]:
+    def windows(self, handle: None) -> References:
+        return NO_REFERENCES
+
+    def fill_windows(self, handle: None, tokens: IntArray, windows: References) -> tuple[NDArray[np.bool_], int]:
+        return np.zeros(len(windows), np.bool_), 0
+
+    def insert(
+        self, handle: None, tokens: IntArray, pages: IntArray, windows: References = NO_REFERENCES
+    ) -> tuple[None, int]:
         return None, len(pages)
 
     def evict(self, count: int) -> IntArray:

@@ -6,20 +6,26 @@ import heapq
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minisgl.scheduler.pages import NO_PAGES
+from minisgl.scheduler.window_pages import ABSENT, NO_REFERENCES, References, WindowPages
 from minisgl.wire.plan import IntArray
 
 
 class Node:
-    """Edge of the tree: `tokens` continue the parent's prefix, and `pages` hold their KV."""
+    """Edge of the tree: `tokens` continue the parent's prefix, and `pages` hold their KV. `windows` refers to their
+    pages of layers with a window; it is empty in a cache without these."""
 
-    __slots__ = ("children", "last_used", "locks", "pages", "parent", "tokens")
+    __slots__ = ("children", "last_used", "locks", "pages", "parent", "tokens", "windows")
 
-    def __init__(self, parent: Node | None, tokens: IntArray, pages: IntArray, last_used: int) -> None:
+    def __init__(
+        self, parent: Node | None, tokens: IntArray, pages: IntArray, windows: References, last_used: int
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
+        self.windows = windows
         self.children: dict[bytes, Node] = {}
         self.locks = 0
         self.last_used = last_used
@@ -31,7 +37,7 @@ class _SaltedRoot(Node):
     __slots__ = ("salt",)
 
     def __init__(self, salt: bytes) -> None:
-        super().__init__(None, NO_PAGES, NO_PAGES, 0)
+        super().__init__(None, NO_PAGES, NO_PAGES, NO_REFERENCES, 0)
         self.salt = salt
 
 
@@ -42,9 +48,11 @@ class RadixCache:
     `evictable_pages` counts the pages of all unlocked nodes; every unlocked leaf has an entry in the heap with its
     current `last_used`. Other heap entries are stale and skipped."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, windows: WindowPages | None = None) -> None:
+        """`windows`: pages of layers with a window."""
         self.page_size = page_size
-        self.root = Node(None, NO_PAGES, NO_PAGES, 0)
+        self._windows = windows
+        self.root = Node(None, NO_PAGES, NO_PAGES, NO_REFERENCES, 0)
         self.salted: dict[bytes, _SaltedRoot] = {}
         """Roots that are locked or have children."""
         self.evictable_pages = 0
@@ -93,14 +101,38 @@ class RadixCache:
     def has_continuation(self, handle: Node, tokens: IntArray) -> bool:
         return tokens[: self.page_size].tobytes() in handle.children
 
-    def insert(self, handle: Node, tokens: IntArray, pages: IntArray) -> tuple[Node, int]:
+    def windows(self, handle: Node) -> References:
+        path: list[References] = []
+        node: Node | None = handle
+        while node is not None:
+            path.append(node.windows)
+            node = node.parent
+        return np.concatenate(path[::-1])
+
+    def fill_windows(self, handle: Node, tokens: IntArray, windows: References) -> tuple[NDArray[np.bool_], int]:
+        assert self._windows is not None
+        node, matched, _ = self._walk(handle, tokens)
+        taken = np.zeros(len(windows), np.bool_)
+        end = matched
+        while node is not handle:
+            assert node.parent is not None
+            begin = end - len(node.pages)
+            new = ~self._windows.is_present(node.windows) & (windows[begin:end] != ABSENT)
+            node.windows[new] = windows[begin:end][new]
+            taken[begin:end] = new
+            node, end = node.parent, begin
+        return taken, matched
+
+    def insert(
+        self, handle: Node, tokens: IntArray, pages: IntArray, windows: References = NO_REFERENCES
+    ) -> tuple[Node, int]:
         assert len(tokens) == len(pages) * self.page_size, "only whole pages can be cached"
         node, matched, _ = self._walk(handle, tokens)
         if matched == len(pages):
             return node, matched
         tail = tokens[matched * self.page_size :].copy()
         self._clock += 1
-        leaf = Node(node, tail, pages[matched:].copy(), self._clock)
+        leaf = Node(node, tail, pages[matched:].copy(), windows[matched:].copy(), self._clock)
         node.children[tail[: self.page_size].tobytes()] = leaf
         self._nodes += 1
         self.num_pages += len(leaf.pages)
@@ -110,6 +142,7 @@ class RadixCache:
 
     def evict(self, count: int) -> IntArray:
         taken: list[IntArray] = []
+        windows: list[References] = []
         missing = count
         while missing > 0 and self._heap:
             last_used, _, node = self._heap[0]
@@ -119,16 +152,20 @@ class RadixCache:
             if len(node.pages) > missing:
                 # The first pages of the node remain a valid prefix: only its tail is evicted.
                 taken.append(node.pages[-missing:])
-                node.pages = node.pages[:-missing]
+                windows.append(node.windows[-missing:])
+                node.pages, node.windows = node.pages[:-missing], node.windows[:-missing]
                 node.tokens = node.tokens[: len(node.pages) * self.page_size]
                 missing = 0
             else:
                 heapq.heappop(self._heap)
                 taken.append(node.pages)
+                windows.append(node.windows)
                 missing -= len(node.pages)
                 self._remove(node)
         if not taken:
             return NO_PAGES
+        if self._windows is not None:
+            self._windows.drop(np.concatenate(windows))
         pages = np.concatenate(taken)
         self.num_pages -= len(pages)
         self.evictable_pages -= len(pages)
@@ -147,6 +184,8 @@ class RadixCache:
             gone += node.children.values()
             node.parent = None
         pages = np.concatenate([node.pages for node in gone])
+        if self._windows is not None:
+            self._windows.drop(np.concatenate([node.windows for node in gone]))
         self._nodes -= len(gone)
         self.num_pages -= len(pages)
         self.evictable_pages -= len(pages)
@@ -189,10 +228,11 @@ class RadixCache:
         assert node.parent is not None
         assert 0 < count < len(node.pages)
         cut = count * self.page_size
-        upper = Node(node.parent, node.tokens[:cut], node.pages[:count], node.last_used)
+        upper = Node(node.parent, node.tokens[:cut], node.pages[:count], node.windows[:count], node.last_used)
         upper.locks = node.locks
         node.parent.children[node.tokens[: self.page_size].tobytes()] = upper
         node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[count:]
+        node.windows = node.windows[count:]
         upper.children[node.tokens[: self.page_size].tobytes()] = node
         self._nodes += 1
         return upper

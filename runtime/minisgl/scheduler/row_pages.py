@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
-from minisgl.scheduler.pages import Owner, PagePool
+from minisgl.scheduler.pages import NO_PAGES, UNLIMITED, Owner, PagePool, Room
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.radix_cache import RadixCache
-from minisgl.scheduler.request import Request, RequestTable
+from minisgl.scheduler.request import Phase, Request, RequestTable
+from minisgl.scheduler.window_pages import ABSENT, NO_REFERENCES, WindowPages
 from minisgl.wire.messages import Counters
 from minisgl.wire.plan import IntArray
+
+
+class LockedPrefix(NamedTuple):
+    """A cached prefix that is kept for a request."""
+
+    handle: Any
+    pages: IntArray
+    windows: IntArray
+    """The last of its pages in layers with a window."""
 
 
 class RowPages:
@@ -21,7 +32,10 @@ class RowPages:
 
     def __init__(self, config: SchedulerConfig, table: RequestTable, counters: Counters) -> None:
         self.pool = PagePool(config.num_pages, np.random.default_rng(config.audit_seed) if config.audit else None)
-        self.cache: PrefixCache = RadixCache(config.page_size) if config.cache == "radix" else NaiveCache()
+        self.windows = None if config.window is None else WindowPages(config)
+        """Pages of layers with a window; None: they are those of all layers."""
+        is_radix = config.cache == "radix"
+        self.cache: PrefixCache = RadixCache(config.page_size, self.windows) if is_radix else NaiveCache()
         self._table = table
         self._counters = counters
         self._page_size = config.page_size
@@ -36,19 +50,45 @@ class RowPages:
         """Pages that can be allocated now: free ones, and cached ones of prefixes that are not locked."""
         return self.pool.free + self.cache.evictable_pages
 
-    def lock_prefix(self, request: Request) -> tuple[Any, IntArray]:
-        """Handle and pages of the longest cached prefix of a request. Pass the handle to `attach` or `unlock`."""
-        prefix, pages = self.cache.match(request.cacheable_tokens, request.cache_salt)
-        self.cache.lock(prefix)
-        return prefix, pages
+    @property
+    def room(self) -> Room:
+        """The same, with those of layers with a window."""
+        return Room(self.available, UNLIMITED if self.windows is None else self.windows.available)
 
-    def unlock(self, prefix: Any) -> None:
-        self.cache.unlock(prefix)
+    @property
+    def used(self) -> int:
+        """Pages of which rows hold some layers: as a share of all, those of the layers that have fewer left."""
+        used, windows = len(self.pool.owner) - self.available, self.windows
+        if windows is None:
+            return used
+        total = len(windows.pool.owner)
+        return max(used, len(self.pool.owner) * (total - windows.available) // total)
 
-    def attach(self, slot: int, prefix: Any) -> None:
+    def lock_prefix(self, request: Request) -> LockedPrefix:
+        """Lock the longest cached prefix of a request, which it can continue. Pass it to `attach` or `unlock`."""
+        tokens, salt, windows = request.cacheable_tokens, request.cache_salt, self.windows
+        handle, pages = self.cache.match(tokens, salt)
+        read = NO_PAGES
+        if windows is not None and len(pages):
+            references = self.cache.windows(handle)
+            usable = windows.num_usable(references)
+            if usable < len(pages):
+                handle, pages = self.cache.match(tokens[: usable * self._page_size], salt)
+            read = windows.read(references[:usable])
+        self.cache.lock(handle)
+        return LockedPrefix(handle, pages, read)
+
+    def unlock(self, prefix: LockedPrefix) -> None:
+        if self.windows is not None:
+            self.windows.unread(prefix.windows)
+        self.cache.unlock(prefix.handle)
+
+    def attach(self, slot: int, prefix: LockedPrefix) -> None:
         """Give a locked prefix to the row that begins with it."""
-        self._prefixes[slot] = prefix
+        self._prefixes[slot] = prefix.handle
         self._detached[slot] = False
+        if self.windows is not None:
+            self.windows.attach(slot, prefix.windows, len(prefix.pages))
 
     def allocate(self, count: int) -> IntArray:
         """`count` ≤ `available` pages for a row."""
@@ -57,12 +97,45 @@ class RowPages:
             self._evict(missing)
         return self.pool.allocate(count)
 
+    def prompt_tokens(self, slot: int, wanted: int) -> int:
+        """Up to `wanted` further tokens of a row's prompt, for which there are pages in layers with a window: half of
+        those that rows in decode do not need soon, as the next step is launched before the pages of this one are
+        released."""
+        windows = self.windows
+        if windows is None:
+            return wanted
+        grows = (self._table.phase == Phase.DECODE) & (self._table.computed + 2 >= windows.end * self._page_size)
+        spare = windows.available - int(np.count_nonzero(grows))
+        end = int(windows.end[slot]) + max(-(-spare // 2), 0)
+        return min(wanted, end * self._page_size - int(self._table.computed[slot]))
+
+    def extend_windows(self, slot: int, length: int) -> None:
+        """Give a row pages of layers with a window until it has those of its first `length` tokens."""
+        if self.windows is not None:
+            self.windows.extend(slot, -(-length // self._page_size))
+
+    def release_behind(self, slots: IntArray, ends: IntArray) -> None:
+        """Release pages behind the windows of `slots` [R], whose first `ends` [R] tokens are computed by steps that
+        have ended."""
+        assert self.windows is not None
+        self.windows.release_behind(slots, ends, self._table.prompt_length.take(slots))
+
     def flush(self) -> int:
         """Forget every cached prefix that is not locked. Returns the number of pages freed."""
-        return self._evict(self.cache.evictable_pages)
+        freed = self._evict(self.cache.evictable_pages)
+        if self.windows is not None:
+            self.windows.flush()
+        return freed
 
-    def reclaimable(self, slot: int) -> int:
-        """Least number of pages that become available when the row is released."""
+    def reclaimable(self, slots: Iterable[int]) -> Room:
+        """Least numbers of pages that become available when these rows are released."""
+        slots = list(slots)
+        return Room(
+            sum(map(self._reclaimable, slots)),
+            0 if self.windows is None else sum(map(self.windows.reclaimable, slots)),
+        )
+
+    def _reclaimable(self, slot: int) -> int:
         own = int(np.count_nonzero(self.pool.owner[self._table.pages(slot)] == Owner.ROW))
         return own + self.cache.pages_freed_by_unlock(self._prefixes[slot])
 
@@ -70,17 +143,21 @@ class RowPages:
         """Insert the row's new full pages into the cache; the row continues to read them, locked."""
         table, page = self._table, self._page_size
         seen, full = int(table.inserted[slot]), int(table.computed[slot]) // page
-        if full == seen or self._detached[slot]:
+        if full == seen:
             return
         prefix = self._prefixes[slot]
         tokens = table.tokens[slot, seen * page : full * page]
-        if self.cache.has_continuation(prefix, tokens):
+        if self._detached[slot] or self.cache.has_continuation(prefix, tokens):
             self._detached[slot] = True
+            self._share_windows(slot, prefix, seen, full)
             return
         pages = table.page_table[slot, seen:full]
-        longer, known = self.cache.insert(prefix, tokens, pages)
+        windows = NO_REFERENCES if self.windows is None else self.windows.offered(slot, seen, full)
+        longer, known = self.cache.insert(prefix, tokens, pages, windows)
         assert known == 0
         self.pool.transfer_to_cache(pages)
+        if self.windows is not None:
+            self.windows.cache(windows)
         self.cache.lock(longer)
         self.cache.unlock(prefix)
         self._prefixes[slot] = longer
@@ -97,14 +174,40 @@ class RowPages:
             seen = int(table.inserted[slot])
             full = min(int(table.computed[slot]), int(table.length[slot])) // page
             if full > seen:
+                self._share_windows(slot, prefix, seen, full)
                 new = table.page_table[slot, seen:full]
-                _, known = self.cache.insert(prefix, table.tokens[slot, seen * page : full * page], new)
+                windows = NO_REFERENCES if self.windows is None else self.windows.offered(slot, seen, full)
+                _, known = self.cache.insert(prefix, table.tokens[slot, seen * page : full * page], new, windows)
                 self.pool.transfer_to_cache(new[known:])
+                if self.windows is not None:
+                    self.windows.cache(windows[known:])
+        if self.windows is not None:
+            self.windows.release(slot, keep=not damaged)
         self.cache.unlock(prefix)
         if damaged:
             self.pool.release(self.cache.discard(prefix))
+            if self.windows is not None and self._detached[slot]:
+                # The cache may have taken pages of the row behind a prefix that the row has not locked.
+                tokens, salt = table.tokens[slot, : table.computed[slot]], table.request(slot).cache_salt
+                self.pool.release(self.cache.discard(self.cache.match(tokens, salt)[0]))
         pages = table.pages(slot)
         self.pool.release(pages[self.pool.owner[pages] == Owner.ROW])
+
+    def _share_windows(self, slot: int, prefix: Any, begin: int, end: int) -> None:
+        """Give the cache a row's pages of layers with a window behind its `prefix`, from index `begin` to `end`, where
+        it has only the others: a prefix that could not be used for their lack can be used from now on."""
+        windows, page = self.windows, self._page_size
+        if windows is None:
+            return
+        tokens, offered = self._table.tokens[slot, begin * page : end * page], windows.offered(slot, begin, end)
+        taken, known = self.cache.fill_windows(prefix, tokens, offered)
+        offered[~taken] = ABSENT
+        if known < end - begin:
+            # Prompts part here.
+            needed = max(windows.first_needed((begin + known) * page) - begin, 0)
+            windows.cache(offered[needed:], keep=True)
+            offered = offered[:needed]
+        windows.cache(offered)
 
     def _evict(self, count: int) -> int:
         pages = self.cache.evict(count)

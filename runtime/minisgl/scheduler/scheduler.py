@@ -13,6 +13,7 @@ import numpy as np
 
 from minisgl.config import SchedulerConfig
 from minisgl.errors import CodedError
+from minisgl.kv_layout import row_pages
 from minisgl.scheduler.admission import Admission
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.constrained import NOTHING_TO_CONSUME, BeginRows, Compiled, ConstrainedRequests, Consuming
@@ -56,6 +57,10 @@ class _Launched(msgspec.Struct, frozen=True):
     """[S] slots of the rows that sample."""
     constrained: IntArray
     """Those with a constraint."""
+    slots: IntArray
+    """[R] slots of the rows."""
+    ends: IntArray | None
+    """[R] their tokens that are computed behind the step; None: no layer has a window."""
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -88,6 +93,13 @@ class Scheduler:
                 f"{config.num_pages} pages of {page} tokens cannot hold one request of max_model_len "
                 f"{config.max_model_len}; lower max_model_len or give the pool more memory"
             )
+        if config.window is not None:
+            most = min(-(-config.max_model_len // page), row_pages(config.window, page) + 2)
+            if config.num_window_pages < most:
+                raise ValueError(
+                    f"{config.num_window_pages} pages for layers with a window of {config.window} tokens cannot hold "
+                    f"the {most} of one request; give the pool more memory"
+                )
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -243,7 +255,10 @@ class Scheduler:
             decode, positions = self._plan_decode(updates)
             segments = self._plan_prefill(decode, positions)
         if not len(decode) and not segments:
-            return None
+            if not self._launched and self.admission.preempt_for_prompts():
+                segments = self._plan_prefill(decode, positions)
+            if not segments:
+                return None
         admitted = self.admission.take_joining()
 
         slots, prefill, prefill_tokens, new_rows, processors = decode, _NO_SEGMENTS, EMPTY, NO_ROWS, EMPTY
@@ -273,11 +288,12 @@ class Scheduler:
             logits_processors=processors,
             shared_prefixes=self._shared_prefixes.for_step(self.table.page_table, decode, positions),
             second_texts=self._second_texts(prefill[:, 0]),
+            **self._window_changes(admitted),
         )
         sampled = plan.sampled_slots
-        self._launched.append(
-            _Launched(self._step, self.table.launch(slots), sampled, self.constrained.launch(sampled))
-        )
+        ends = None if self.pages.windows is None else np.concatenate((positions + 1, prefill[:, 1] + prefill[:, 2]))
+        launched = self.table.launch(slots), sampled, self.constrained.launch(sampled), slots, ends
+        self._launched.append(_Launched(self._step, *launched))
         self._step += 1
         self.counters.steps += 1
         self.counters.mixed_steps += bool(len(decode) and segments)
@@ -298,6 +314,8 @@ class Scheduler:
         done = table.collect(launched.rows, launched.sampled, result.tokens)
         if self.config.pooling is None:
             self.counters.generated_tokens += len(done.slots)
+        if launched.ends is not None:
+            self.pages.release_behind(launched.slots, launched.ends)
         consuming, errors = NOTHING_TO_CONSUME, _NO_ERRORS
         if len(launched.constrained):
             consuming, errors = self.constrained.advance(done, begin, consume=consume)
@@ -393,7 +411,7 @@ class Scheduler:
         needs_page = positions >= table.num_pages.take(slots) * self.config.page_size
         count = int(np.count_nonzero(needs_page))
         if count:
-            if count > self.pages.available:
+            if count > self.pages.room.rows:
                 slots = self.admission.preempt_for_pages(slots, needs_page)
                 # Some rows pause while others grow, which changes the order by length.
                 self._ordered_key = None
@@ -405,6 +423,8 @@ class Scheduler:
             table.page_table[growing, index] = pages
             table.num_pages[growing] += 1
             updates.append(np.array((growing, index, pages)))
+            if self.pages.windows is not None:
+                self.pages.windows.grow(growing)
         table.launch_decode(slots, positions)
         return slots, positions
 
@@ -517,6 +537,13 @@ class Scheduler:
         found = [self.table.request(slot).second_text for slot in slots.tolist()]
         return np.array(found, np.int32) if any(found) else EMPTY
 
+    def _window_changes(self, admitted: Iterable[Request]) -> dict[str, IntArray]:
+        """Fields of `StepPlan` about layers with a window."""
+        if (windows := self.pages.windows) is None:
+            return {}
+        joining = [request.slot for request in admitted if request.slot is not None]
+        return {"window_updates": windows.take_updates(joining), "poison_window_pages": windows.pool.take_freed()}
+
     def _schedule_segment(self, request: Request, budget: TokenBudget, segments: list[Segment]) -> None:
         """Add the next segment of a prompt, if the budget has tokens for it."""
         table, slot = self.table, request.slot
@@ -527,9 +554,11 @@ class Scheduler:
         if self._is_whole and wanted > budget.left:
             # It is among the first of the next step, and shorter ones may still fit into this one.
             return
-        length = budget.grant(start, wanted) if wanted else 0
+        wanted = self.pages.prompt_tokens(slot, wanted)
+        length = budget.grant(start, wanted) if wanted > 0 else 0
         if not length:
             return
+        self.pages.extend_windows(slot, start + length)
         if self._is_shared:
             self._shares.charge(request.tenant, length)
         sample = table.launch_prefill(slot, length)

@@ -24,7 +24,7 @@ EMPTY: Final[IntArray] = np.empty(0, np.int32)
 NO_UPDATES: Final[IntArray] = np.empty((3, 0), np.int32)
 NO_ROWS: Final[IntArray] = np.empty((SAMPLING_COLUMNS, 0), np.int32)
 
-_HEADER: Final = 13
+_HEADER: Final = 15
 
 
 class PlanError(ValueError):
@@ -33,7 +33,8 @@ class PlanError(ValueError):
 
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. All arrays are int32 views into `buffer`: D decode rows, P prefill segments, T prefill tokens,
-    U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared prefixes.
+    U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared prefixes, V updates
+    of the page table of layers with a window, Y poisoned pages of these layers.
 
     Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
     each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
@@ -75,6 +76,11 @@ class StepPlan(msgspec.Struct, frozen=True):
     second_texts: IntArray
     """[P] index of the first token of each segment's second text, 0 where there is one text; empty: there is one in
     all of them."""
+    window_updates: IntArray
+    """[3, V] as `page_updates`, for layers with a window, whose pages are others. Entries of pages behind the window
+    are stale: no layer may read them."""
+    poison_window_pages: IntArray
+    """[Y] as `poison_pages`, for layers with a window."""
     buffer: IntArray
 
     @property
@@ -106,6 +112,8 @@ class StepPlan(msgspec.Struct, frozen=True):
         logits_processors: IntArray = EMPTY,
         shared_prefixes: IntArray = EMPTY,
         second_texts: IntArray = EMPTY,
+        window_updates: IntArray = NO_UPDATES,
+        poison_window_pages: IntArray = EMPTY,
     ) -> StepPlan:
         """Pack the arrays, whose shapes are those of the fields."""
         sizes = (
@@ -118,6 +126,8 @@ class StepPlan(msgspec.Struct, frozen=True):
             len(logits_processors),
             len(shared_prefixes),
             len(second_texts),
+            window_updates.shape[1],
+            len(poison_window_pages),
         )
         parts = (
             (epoch & 0x7FFFFFFF, epoch >> 31, step & 0x7FFFFFFF, step >> 31, *sizes),
@@ -134,6 +144,8 @@ class StepPlan(msgspec.Struct, frozen=True):
             logits_processors,
             shared_prefixes,
             second_texts,
+            window_updates.ravel(),
+            poison_window_pages,
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"), epoch, step, sizes)
 
@@ -150,14 +162,15 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _view(buffer: IntArray, epoch: int, step: int, sizes: Sequence[int]) -> StepPlan:
-        d, p, t, u, n, *others = sizes
+        d, p, t, u, n, z, c, x, w, v, y = sizes
         arrays, start = [], _HEADER
-        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, *others):
+        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, z, c, x, w, 3 * v, y):
             arrays.append(buffer[start : start + length])
             start += length
         if start != len(buffer):
             raise PlanError("the sizes in a plan's header do not add up to its length")
         arrays[7], arrays[8] = arrays[7].reshape(3, u), arrays[8].reshape(SAMPLING_COLUMNS, n)
+        arrays[13] = arrays[13].reshape(3, v)
         arrays.append(buffer)
         return StepPlan(epoch, step, *arrays)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from minisgl import __version__
+from minisgl import __version__, bench
 from minisgl.cli import frontend, serve, version
 from minisgl.cli.main import build_parser, main
 from minisgl.cli.models_tiny import QUANTIZATIONS
@@ -308,3 +308,15 @@ def test_models_check_tells_the_memory_on_gpus_and_on_cpus(tmp_path: Path, capsy
     on_cpu = re.search("^memory on a CPU" + numbers.format(""), printed, re.MULTILINE)
     assert on_gpu is not None and on_cpu is not None
     assert float(on_cpu[2]) == 2 * float(on_gpu[2])
+
+
+def test_models_check_tells_what_tokens_behind_a_window_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Path(bench.__file__).parent / "configs/gemma-4-31b.json"
+    (tmp_path / "config.json").write_text(config.read_text())
+    # There are no weights.
+    assert main(["models", "check", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "880.0 KiB of KV cache for each token, 80.0 KiB for those behind a window of 1,024" in printed
+    assert "longest sequence 262,144 tokens; 20.88 GiB of KV cache on a GPU" in printed

@@ -13,6 +13,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.start import kv_pool
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
+from minisgl.kv_layout import KVLayout, PoolPages
 
 
 class Ranks:
@@ -40,7 +41,8 @@ def _shape(**changes: Any) -> AttentionShape:
 
 def _settle(pool_bytes: int, *others: int) -> int:
     ranks = cast(TensorParallel, Ranks(*others))
-    return kv_pool.num_pages_for_budget(ranks, pool_bytes=pool_bytes, bytes_per_page=1000, pages_per_row=50, rows=4)
+    layout = KVLayout(page_size=4, full_bytes=1000, max_model_len=200, max_running=4, max_step_tokens=100)
+    return kv_pool.pages_for_budget(ranks, layout, pool_bytes).full
 
 
 def test_bytes_of_a_page() -> None:
@@ -79,15 +81,16 @@ def test_unequal_devices_are_an_error_that_names_the_ranks() -> None:
 def test_audit_fills_all_but_the_dummy_page_with_nan(kv_dtype: torch.dtype | None) -> None:
     shape = replace(_shape(), kv_dtype=kv_dtype)
     groups = [KVGroup(shape, (0, 2)), KVGroup(replace(shape, head_dim=16), (1,))]
-    kv = kv_pool.allocate(groups, scales=[KVScales(1.0 + i) for i in range(3)], num_pages=3, audit=True)
-    assert kv.dummy_page == 3 and kv.page_size == 4
+    scales = [KVScales(1.0 + i) for i in range(3)]
+    kv = kv_pool.allocate(groups, scales=scales, pages=PoolPages(3, 0), audit=True)
+    assert kv.dummy_page(in_window=False) == 3 and kv.page_size == 4
     for group, (of, layers) in zip(kv.groups, groups, strict=True):
         assert group.keys.dtype == shape.stored_dtype and group.keys.shape == (len(layers), 4, 4, 1, of.head_dim)
         assert group.scales == tuple(KVScales(1.0 + layer) for layer in layers)
         for pool in (group.keys, group.values):
             assert pool[:, :3].float().isnan().all() and (pool[:, 3].float() == 0).all()
             pool.zero_()
-    kv.poison(torch.tensor([1]))
+    kv.poison(torch.tensor([1]), in_window=False)
     for group in kv.groups:
         keys = group.keys.float()
         assert keys[:, 1].isnan().all() and not keys[:, [0, 2, 3]].isnan().any()

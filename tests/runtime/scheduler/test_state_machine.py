@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from minisgl.kv_layout import row_pages
 from minisgl.scheduler import constrained, shared_prefixes, token_budget
 from minisgl.wire.messages import Thinking
 from minisgl.wire.plan import StepPlan
@@ -68,6 +69,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         cache=st.sampled_from(["radix", "radix", "naive"]),
         prefixes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3),
+        window=st.sampled_from([None, None, 1, 2, 5, 8, 31]),
+        window_slack=st.integers(0, 40),
     )
     def start(
         self,
@@ -79,8 +82,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         overlap: bool,
         cache: str,
         prefixes: list[list[int]],
+        window: int | None,
+        window_slack: int,
     ) -> None:
         max_model_len = 32
+        least = 0 if window is None else min(max_model_len // page_size, row_pages(window, page_size) + 2)
         self.harness = Harness(
             pages=(max_model_len + slack) // page_size,
             page_size=page_size,
@@ -92,6 +98,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             step_seconds=step_seconds,
             overlap=overlap,
             cache=cache,
+            window=window,
+            window_pages=least + window_slack // page_size if window is not None else 0,
         )
         self.prefixes = prefixes
         self.ended: set[bytes] = set()

@@ -19,7 +19,7 @@ def arrays(*shape: int) -> st.SearchStrategy[np.ndarray]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
-    d, p, t, u, n, z, c, x = (draw(SIZES) for _ in range(8))
+    d, p, t, u, n, z, c, x, v, y = (draw(SIZES) for _ in range(10))
     return StepPlan.build(
         epoch=draw(st.integers(0, 2**62 - 1)),
         step=draw(st.integers(0, 2**62 - 1)),
@@ -35,6 +35,8 @@ def plans(draw: st.DrawFn) -> StepPlan:
         poison_pages=draw(arrays(z)),
         logits_processors=draw(arrays(c)),
         shared_prefixes=draw(arrays(x)),
+        window_updates=draw(arrays(3, v)),
+        poison_window_pages=draw(arrays(y)),
     )
 
 

@@ -76,7 +76,8 @@ def small_shape(
 
 
 class DenseCase:
-    """A pool whose unowned pages and unwritten positions are NaN, a batch over it, and the right answer."""
+    """A pool whose unowned pages and unwritten positions are NaN, a batch over it, and the right answer. Behind windows
+    page tables refer to unowned pages."""
 
     def __init__(self, shape: AttentionShape, sequences: Sequences, seed: int = 0, *, nan_tails: bool = True) -> None:
         """`nan_tails`: positions of a sequence's last page that are not written yet hold NaN as well; False: zero."""
@@ -106,6 +107,11 @@ class DenseCase:
                 owned[row][: prefix.pages] = owned[prefix.rows[0]][: prefix.pages]
         for slot, pages in zip(self.slots, owned, strict=True):
             table[slot, : len(pages)] = pages
+        if shape.window is not None:
+            # Pages behind the window of a sequence's first token are not its own any more.
+            first = [*(length - 1 for length in sequences.decode), *(start for start, _ in sequences.segments)]
+            for slot, query in zip(self.slots, first, strict=True):
+                table[slot, : max(query - shape.window + 1, 0) // page] = free[0]
 
         size = (1, num_pages + 1, page, shape.kv_heads, shape.head_dim)
         keys, values = torch.full(size, torch.nan), torch.full(size, torch.nan)

@@ -3,6 +3,9 @@
 KV at position p is a hash of all tokens up to p, so it depends on the prefix as a transformer's does. The next token
 is a hash of every KV entry that attention would read, of the request's seed and of the position. A token's score is the
 token itself; a prompt token's comes from the KV before it.
+
+Layers with a window store the same numbers in pages of their own. Of these the engine reads only the window of each
+token; there it must find what the other layers have.
 """
 
 from __future__ import annotations
@@ -87,6 +90,8 @@ class KvEngine:
         pages_per_row = -(-limits.max_model_len // limits.page_size)
         self.kv = np.full((limits.num_pages, limits.page_size), POISON, np.uint64)
         self.page_table = np.full((limits.max_running, pages_per_row), -1, np.int32)
+        self.window_kv = np.full((limits.num_window_pages, limits.page_size), POISON, np.uint64)
+        self.window_table = self.page_table.copy()
         self.last_token = np.full(limits.max_running, -1, np.int64)
         self.seeds = np.zeros(limits.max_running, np.int64)
         self.processors: dict[int, RowLogitsProcessors] = {}
@@ -187,6 +192,10 @@ class KvEngine:
         self.seeds[plan.new_rows[0]] = np.ascontiguousarray(plan.new_rows[5:7].T).view(np.int64).ravel()
         slots, index, pages = plan.page_updates
         self.page_table[slots, index] = pages
+        self.window_kv[plan.poison_window_pages] = POISON
+        slots, index, pages = plan.window_updates
+        assert len({*zip(slots.tolist(), index.tolist(), strict=True)}) == len(slots), "an entry is updated twice"
+        self.window_table[slots, index] = pages
 
         self._check_prefixes(plan)
         late = [slot for slot in plan.sampled_slots.tolist() if slot in self.processors and self.processors[slot].late]
@@ -197,6 +206,7 @@ class KvEngine:
         for slot, position in zip(plan.decode_slots.tolist(), plan.decode_positions.tolist(), strict=True):
             assert self.last_token[slot] >= 0, "a row decodes before it has a token"
             self._store(slot, position, int(self.last_token[slot]))
+            self._check_window(slot, position, position + 1)
             tokens.append(self._sample(slot, position + 1, masks))
         offset = 0
         for slot, start, length, sample in zip(
@@ -209,6 +219,7 @@ class KvEngine:
             for position in range(start, start + length):
                 self._store(slot, position, int(plan.prefill_tokens[offset]))
                 offset += 1
+            self._check_window(slot, start, start + length)
             if sample:
                 tokens.append(self._sample(slot, start + length, masks))
         self.stats.count(plan)
@@ -226,6 +237,25 @@ class KvEngine:
     def _store(self, slot: int, position: int, token: int) -> None:
         before = int(self.kv[self._address(slot, position - 1)]) if position else START
         self.kv[self._address(slot, position)] = mix(before, token)
+
+        if self.limits.window is not None:
+            page, place = divmod(position, self.limits.page_size)
+            self.window_kv[self.window_table[slot, page], place] = mix(before, token)
+
+    def window_pages(self, slot: int, start: int, end: int) -> IntArray:
+        """Pages of layers with a window that the tokens of a row from `start` to `end` read."""
+        assert self.limits.window is not None
+        first = max(start - self.limits.window + 1, 0) // self.limits.page_size
+        return self.window_table[slot, first : (end - 1) // self.limits.page_size + 1]
+
+    def _check_window(self, slot: int, start: int, end: int) -> None:
+        if self.limits.window is None:
+            return
+        page = self.limits.page_size
+        positions = np.arange(max(start - self.limits.window + 1, 0), end)
+        stored = self.kv[self.page_table[slot, positions // page], positions % page]
+        found = self.window_kv[self.window_table[slot, positions // page], positions % page]
+        assert (found == stored).all(), f"row {slot} reads a page that is not its own"
 
     def _address(self, slot: int, position: int) -> tuple[int, int]:
         page, offset = divmod(position, self.limits.page_size)

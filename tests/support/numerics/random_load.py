@@ -28,15 +28,15 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.launcher.devices import choose_device
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.loop import StepLoop
-from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.process import scheduler_config
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, Submit, Thinking
-from minisgl.wire.plan import IntArray, StepPlan
+from minisgl.wire.plan import StepPlan
 from support.constrained import ToyGrammar, ToyGrammars
 from support.engines import create_engine
 from support.messages import submit_of
+from support.numerics.run import FreePages, free_pages
 from support.scheduler_audit import check
 from support.wrapped_engine import WrappedEngine
 
@@ -103,14 +103,14 @@ class _Audited(WrappedEngine[CpuEngine | CudaEngine]):
         super().__init__(engine)
         self.audited_pages = 0
         self._scheduler = scheduler
-        self._free: dict[int, IntArray] = {}
+        self._free: dict[int, FreePages] = {}
         self._dirty = torch.zeros((), dtype=torch.int64, device=engine.runner.kv.groups[0].keys.device)
         engine.runner.logits_hook = self._look
 
     def launch(self, plan: StepPlan) -> Any:
         if plan.step % _CHECK_EVERY == 0 and len(plan.sampled_slots):
             # The plan has just been made: pages that are free now are poisoned by an earlier step or by this one.
-            self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
+            self._free[plan.step] = free_pages(self._scheduler)
         return self._engine.launch(plan)
 
     def check(self) -> None:
@@ -122,11 +122,13 @@ class _Audited(WrappedEngine[CpuEngine | CudaEngine]):
         if free is None:
             return
         kv = self._engine.runner.kv
-        pages = torch.from_numpy(free).long().to(self._dirty.device)
-        for part in (pool for group in kv.groups for pool in (group.keys, group.values)):
-            # One element of each position is enough: a position's heads are written together.
-            self._dirty += part[:, pages, :, 0, 0].isnan().logical_not_().sum()
-        self.audited_pages += len(free)
+        full, window = (torch.from_numpy(part).long().to(self._dirty.device) for part in free)
+        for group in kv.groups:
+            pages = window if group.in_window else full
+            for part in (group.keys, group.values):
+                # One element of each position is enough: a position's heads are written together.
+                self._dirty += part[:, pages, :, 0, 0].isnan().logical_not_().sum()
+        self.audited_pages += free.total
 
 
 class RandomLoad:

@@ -59,7 +59,12 @@ def main(checkpoint: str) -> None:
     engine = create_engine(config)
     limits = engine.limits
     steps = StepLimits(
-        limits.max_running, config.max_step_tokens, limits.max_model_len, limits.page_size, limits.num_pages
+        max_running=limits.max_running,
+        max_step_tokens=config.max_step_tokens,
+        max_model_len=limits.max_model_len,
+        page_size=limits.page_size,
+        dummy_page=limits.num_pages,
+        dummy_window_page=None if limits.window is None else limits.num_window_pages,
     )
     assert isinstance(engine, CudaEngine)
     for plan in random_plans(steps, 60, seed=1):

@@ -29,11 +29,11 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.launcher.rank_specs import file_rendezvous
 from minisgl.launcher.ranks import WorkerRankConfig
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.plan import StepPlan, StepResult
 from support.engines import create_engine
 from support.numerics.cases import Case
-from support.numerics.run import Outcome, full_of_nan, pool_pages, serve
-from support.numerics.workload import Workload, engine_config, scheduler_config
+from support.numerics.run import FreePages, Outcome, full_of_nan, pool_config, serve
+from support.numerics.workload import Workload, engine_config
 from support.wrapped_engine import WrappedEngine
 
 
@@ -58,7 +58,8 @@ class Witness(WrappedEngine[CpuEngine | CudaEngine]):
         self._rows: dict[int, bytes] = {}
         self._unowned = np.ones(engine.limits.num_pages, np.bool_)
         """Free pages according to the plans: from the plan that poisons a page to the one that gives it to a row."""
-        self._to_audit: dict[int, IntArray] = {}
+        self._unowned_windows = np.ones(engine.limits.num_window_pages, np.bool_)
+        self._to_audit: dict[int, FreePages] = {}
         self._audited_pages = 0
         self._are_nan: list[tuple[int, torch.Tensor]] = []
 
@@ -66,7 +67,10 @@ class Witness(WrappedEngine[CpuEngine | CudaEngine]):
         self._rows[plan.step] = plan.sampled_slots.tobytes()
         self._unowned[plan.poison_pages] = True
         self._unowned[plan.page_updates[2]] = False
-        self._to_audit[plan.step] = np.flatnonzero(self._unowned).astype(np.int32)
+        self._unowned_windows[plan.poison_window_pages] = True
+        self._unowned_windows[plan.window_updates[2]] = False
+        unowned = self._unowned, self._unowned_windows
+        self._to_audit[plan.step] = FreePages(*(np.flatnonzero(part).astype(np.int32) for part in unowned))
         return self._engine.launch(plan)
 
     def collect(self, handle: Any) -> StepResult:
@@ -79,7 +83,7 @@ class Witness(WrappedEngine[CpuEngine | CudaEngine]):
         """Logits hook, called when the step has run."""
         pages = self._to_audit.pop(plan.step)
         self._are_nan.append((plan.step, full_of_nan(self._engine.runner.kv, pages)))
-        self._audited_pages += len(pages)
+        self._audited_pages += pages.total
 
     def followed(self) -> Followed:
         dirty = [step for step, is_nan in self._are_nan if not is_nan]
@@ -135,7 +139,7 @@ class SecondRank:
         self, case: Case, work: Workload, checkpoint: Path, folder: Path, device: Device = "cpu", dtype: DType = "auto"
     ) -> tuple[Outcome, Pair]:
         """Run the workload of a case in an engine of two ranks. `folder` is a new directory."""
-        config = scheduler_config(case, work, pool_pages(case, work))
+        config = pool_config(case, work, checkpoint)
         with self.pair(engine_config(checkpoint, config, device, dtype), folder) as pair:
             outcome = serve(work, config, pair.engine, pair.rank0)
         return outcome, pair

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
 
+from minisgl import kv_layout
 from minisgl.attention.batch import KVPool
 from minisgl.config import Device, DType, SchedulerConfig
 from minisgl.engine.cpu_engine import CpuEngine
@@ -21,7 +24,7 @@ from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.scheduler import Scheduler
 from minisgl.scheduler.step_output import StepOutput
 from minisgl.wire.messages import REQUEST_ID_BYTES, Counters, Submit
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.plan import EMPTY, IntArray, StepPlan, StepResult
 from support.engines import create_engine
 from support.messages import submit_of
 from support.numerics.cases import Case
@@ -33,6 +36,7 @@ _CHECK_EVERY = 16
 """Steps between two audits of the scheduler's state, which cost more than a step."""
 _SHRINK = 0.94
 _MOST_STEPS = 5000
+_TYPICAL = 64
 
 
 @dataclass
@@ -87,7 +91,7 @@ class Observer(WrappedEngine[Engine]):
         self._probe = work.probe
         self._outcome = outcome
         self._sampled: dict[int, list[tuple[int, int]]] = {}
-        self._free: dict[int, IntArray] = {}
+        self._free: dict[int, FreePages] = {}
         self._preemptions = 0
 
     def launch(self, plan: StepPlan) -> Any:
@@ -109,7 +113,7 @@ class Observer(WrappedEngine[Engine]):
             free = self._free.pop(plan.step)
             # Evaluated at the end: waiting for the device here would end the overlap of steps.
             self._outcome.unowned_are_nan.append((plan.step, full_of_nan(kv, free)))
-            self._outcome.audited_pages += len(free)
+            self._outcome.audited_pages += free.total
 
         return on_logits
 
@@ -119,7 +123,7 @@ class Observer(WrappedEngine[Engine]):
         outcome.pages += plan.page_updates[2].tolist()
         # The plan has just been made: pages that are free now are poisoned by an earlier step or by this one.
         if len(plan.sampled_slots):
-            self._free[plan.step] = np.flatnonzero(self._scheduler.pages.pool.owner == Owner.FREE).astype(np.int32)
+            self._free[plan.step] = free_pages(self._scheduler)
             ends = (plan.prefill_starts + plan.prefill_lengths)[plan.prefill_sample == 1]
             index = np.concatenate((plan.decode_positions + 1, ends)) - table.prompt_length[plan.sampled_slots]
             self._sampled[plan.step] = list(zip(map(self._number, plan.sampled_slots), index.tolist(), strict=True))
@@ -144,11 +148,34 @@ class Observer(WrappedEngine[Engine]):
         return _number(request.id)
 
 
-def full_of_nan(kv: KVPool, pages: IntArray) -> torch.Tensor:
+class FreePages(NamedTuple):
+    full: IntArray
+    window: IntArray
+    """Those of layers with a window."""
+
+    @property
+    def total(self) -> int:
+        return len(self.full) + len(self.window)
+
+
+def free_pages(scheduler: Scheduler) -> FreePages:
+    """Pages that nobody owns."""
+    pools = scheduler.pages.pool, None if scheduler.pages.windows is None else scheduler.pages.windows.pool
+    return FreePages(
+        *(EMPTY if pool is None else np.flatnonzero(pool.owner == Owner.FREE).astype(np.int32) for pool in pools)
+    )
+
+
+def full_of_nan(kv: KVPool, pages: FreePages) -> torch.Tensor:
     """True when all of these pages are full of NaN; the answer stays on the pool's device."""
-    index = torch.from_numpy(pages).long().to(kv.groups[0].keys.device)
-    pools = [pool for group in kv.groups for pool in (group.keys, group.values)]
-    return torch.stack([pool[:, index].isnan().all() for pool in pools]).all()
+    device = kv.groups[0].keys.device
+    full, window = (torch.from_numpy(part).long().to(device) for part in pages)
+    found = [
+        pool[:, window if group.in_window else full].isnan().all()
+        for group in kv.groups
+        for pool in (group.keys, group.values)
+    ]
+    return torch.stack(found).all()
 
 
 def serve(
@@ -194,9 +221,19 @@ def serve(
 def serve_case(
     case: Case, work: Workload, checkpoint: Path, device: Device = "cpu", dtype: DType = "auto"
 ) -> tuple[Outcome, EngineStats]:
-    """Run the workload of a case in an engine of one rank."""
-    config = scheduler_config(case, work, pool_pages(case, work))
+    """Run the workload of a case in an engine of one rank. Its pool has pages of layers with a window for sequences
+    that are as short as these."""
+    with mock.patch.object(kv_layout, "TYPICAL_TOKENS", _TYPICAL):
+        return _serve_case(case, work, checkpoint, device, dtype)
+
+
+def _serve_case(
+    case: Case, work: Workload, checkpoint: Path, device: Device, dtype: DType
+) -> tuple[Outcome, EngineStats]:
+    config = pool_config(case, work, checkpoint)
     engine = create_engine(engine_config(checkpoint, config, device, dtype))
+    limits = engine.limits
+    assert (limits.window, limits.num_window_pages) == (config.window, config.num_window_pages)
     try:
         return serve(work, config, engine, engine), engine.stats
     finally:
@@ -232,19 +269,27 @@ def _take(outcome: Outcome, output: StepOutput) -> None:
         outcome.cached[number] = cached
 
 
-def pool_pages(case: Case, work: Workload) -> int:
-    """Number of pages for the case: ample, or so few that the probe is preempted in the middle of its answer.
+def pool_config(case: Case, work: Workload, checkpoint: Path) -> SchedulerConfig:
+    """Configuration with a pool for the case: ample, or so small that the probe is preempted in the middle of its
+    answer.
 
     The latter is found with trial runs, since the scheduler's decisions depend on lengths alone, not on tokens.
     """
-    ample = work.pages(case.page)
+    needed = work.pages(case.page)
+    ample = next(
+        config
+        for pages in itertools.count(needed, needed)
+        if (config := scheduler_config(case, work, pages, checkpoint)).window is None
+        or config.num_window_pages >= needed
+    )
     if not case.preemption:
         return ample
-    pages = _trial(case, work, ample).peak_pages - 1
+    pages = _trial(work, ample).peak_pages - 1
     while pages * case.page >= work.longest:
-        trial = _trial(case, work, pages)
+        config = scheduler_config(case, work, pages, checkpoint)
+        trial = _trial(work, config)
         if is_disturbed(trial) and trial.cached[work.probe] == cached_tokens(case):
-            return pages
+            return config
         pages = min(math.floor(pages * _SHRINK), pages - 1)
     raise AssertionError(f"no size of the pool makes the probe give way: {case}")
 
@@ -254,8 +299,7 @@ def is_disturbed(outcome: Outcome) -> bool:
     return any(ANSWER // 8 <= at <= ANSWER - ANSWER // 8 for at in outcome.preempted_at)
 
 
-def _trial(case: Case, work: Workload, pages: int) -> Outcome:
-    config = scheduler_config(case, work, pages)
+def _trial(work: Workload, config: SchedulerConfig) -> Outcome:
     return serve(work, config, _NoModel(config))
 
 
@@ -267,6 +311,8 @@ class _NoModel:
         self.limits = EngineLimits(
             num_pages=config.num_pages,
             page_size=config.page_size,
+            window=config.window,
+            num_window_pages=config.num_window_pages,
             max_running=config.max_running,
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from minisgl.config import Device, DType, EngineConfig, SchedulerConfig
+from minisgl.models.config import ModelConfig
 from minisgl.wire.messages import SamplingParams
 from support.numerics.cases import Case
 
@@ -124,9 +125,13 @@ def _sampled(asks: list[Ask]) -> list[Ask]:
     ]
 
 
-def scheduler_config(case: Case, work: Workload, num_pages: int) -> SchedulerConfig:
+def scheduler_config(case: Case, work: Workload, num_pages: int, checkpoint: Path) -> SchedulerConfig:
+    engine = EngineConfig(model="", page_size=case.page, max_running=_OTHERS + 1, max_step_tokens=case.budget)
+    layout = ModelConfig.read(checkpoint).kv_layout(engine, work.longest)
     return SchedulerConfig(
         num_pages=num_pages,
+        window=layout.window,
+        num_window_pages=layout.window_pages(num_pages),
         page_size=case.page,
         max_running=_OTHERS + 1,
         max_model_len=work.longest,

@@ -12,7 +12,7 @@ import torch
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.runner import Runner
 from minisgl.wire.logits_processors import RowLogitsProcessors
-from minisgl.wire.plan import EMPTY, SAMPLING_COLUMNS, IntArray, StepPlan
+from minisgl.wire.plan import EMPTY, NO_UPDATES, SAMPLING_COLUMNS, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
 
 
@@ -24,6 +24,8 @@ class StepLimits(NamedTuple):
     max_model_len: int
     page_size: int
     dummy_page: int
+    dummy_window_page: int | None
+    """That of layers with a window; None: there are none."""
 
 
 class Sampling(NamedTuple):
@@ -46,7 +48,14 @@ PLAIN: Final = Sampling()
 def step_limits(runner: Runner, *, max_step_tokens: int, max_model_len: int) -> StepLimits:
     """Limits of the steps that `runner` can run."""
     kv = runner.kv
-    return StepLimits(runner.tables.dummy_slot, max_step_tokens, max_model_len, kv.page_size, kv.dummy_page)
+    return StepLimits(
+        max_running=runner.tables.dummy_slot,
+        max_step_tokens=max_step_tokens,
+        max_model_len=max_model_len,
+        page_size=kv.page_size,
+        dummy_page=kv.dummy_page(in_window=False),
+        dummy_window_page=kv.dummy_page(in_window=True) if kv.has_windows else None,
+    )
 
 
 def dummy_plan(
@@ -89,6 +98,9 @@ def dummy_plan(
         new_rows=np.array([_new_row(slot, each) for slot, each in joined], np.int32).reshape(-1, SAMPLING_COLUMNS).T,
         logits_processors=np.concatenate([EMPTY, *(_processors(slot, each) for slot, each in joined)]),
         shared_prefixes=encode_prefixes(groups),
+        window_updates=NO_UPDATES
+        if limits.dummy_window_page is None
+        else np.array([[0], [0], [limits.dummy_window_page]], np.int32),
     )
 
 

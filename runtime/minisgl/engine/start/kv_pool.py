@@ -13,8 +13,10 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import KVPool, PagedKV
 from minisgl.attention.select import KVGroup
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine.tables import Tables
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import KVScales
+from minisgl.kv_layout import KVLayout, PoolPages
 
 _CPU_SHARE: Final = 0.25
 """Share of the available memory of a machine without GPU, for all its ranks together."""
@@ -30,7 +32,7 @@ _CGROUP_FILES: Final = (
 
 
 def page_bytes(groups: Sequence[KVGroup]) -> int:
-    """Bytes of one page, keys and values of all layers, on one rank."""
+    """Bytes of one page, keys and values of all layers of these groups, on one rank."""
     return sum(2 * len(layers) * math.prod(_page_shape(of)) * of.stored_dtype.itemsize for of, layers in groups)
 
 
@@ -51,30 +53,29 @@ def check_memory_balance(free: list[int]) -> None:
         )
 
 
-def num_pages_for_budget(
-    parallel: TensorParallel, *, pool_bytes: int, bytes_per_page: int, pages_per_row: int, rows: int
-) -> int:
-    """Pages that every rank can hold, at most the number that `rows` sequences of `pages_per_row` pages can fill.
+def pages_for_budget(parallel: TensorParallel, layout: KVLayout, pool_bytes: int) -> PoolPages:
+    """Pages that every rank can hold.
 
     `pool_bytes` is the memory for this rank's pool. Raises EngineError, on all ranks alike, when it is too small for a
     page on some rank.
     """
     available = parallel.gather_int(pool_bytes)
-    pages = min(available) // bytes_per_page
-    if pages < 1:
+    pages = layout.pages_for(min(available))
+    if pages.full < 1:
         smallest = available.index(min(available))
+        page = layout.full_bytes + layout.window_bytes
         raise EngineError(
             "out_of_memory",
             f"weights, graphs and activations leave rank {smallest} {min(available) / 2**20:.0f} MiB for the KV pool, "
-            f"of which one page takes {bytes_per_page / 2**20:.2f} MiB; raise the memory fraction, lower the token "
+            f"of which one page takes {page / 2**20:.2f} MiB; raise the memory fraction, lower the token "
             "budget of a step, or use more ranks or a smaller model",
         )
-    return min(pages, rows * pages_per_row)
+    return pages
 
 
-def allocate(groups: Sequence[KVGroup], *, scales: Sequence[KVScales], num_pages: int, audit: bool) -> KVPool:
-    """A pool of `num_pages` pages and the dummy page. `scales`: of each layer of the model. Raises EngineError when the
-    memory is not available."""
+def allocate(groups: Sequence[KVGroup], *, scales: Sequence[KVScales], pages: PoolPages, audit: bool) -> KVPool:
+    """A pool of `pages`, with a dummy page of each kind. `scales`: of each layer of the model. Raises EngineError when
+    the memory is not available."""
     device = groups[0].shape.device
     # Uninitialized on a CPU: pages of the operating system are only taken when they are written. On CUDA zeros, for
     # kernels that load whole pages and mask afterwards.
@@ -82,22 +83,36 @@ def allocate(groups: Sequence[KVGroup], *, scales: Sequence[KVScales], num_pages
     found = []
     try:
         for of, layers in groups:
-            size = (len(layers), num_pages + 1, *_page_shape(of))
+            in_window = of.window is not None
+            size = (len(layers), (pages.window if in_window else pages.full) + 1, *_page_shape(of))
             keys, values = (new(size, dtype=of.stored_dtype, device=device) for _ in range(2))
-            found.append(PagedKV(keys, values, tuple(scales[layer] for layer in layers)))
+            found.append(PagedKV(keys, values, tuple(scales[layer] for layer in layers), in_window))
     except RuntimeError as error:
         raise EngineError(
             "out_of_memory",
-            f"a KV pool of {num_pages} pages ({(num_pages + 1) * page_bytes(groups) / 2**30:.1f} GiB) does not "
+            f"a KV pool of {pages.full} pages ({pool_bytes(groups, pages) / 2**30:.1f} GiB) does not "
             f"fit: {error}; use fewer pages or a smaller memory fraction",
         ) from error
     for kv in found:
         kv.keys[:, kv.dummy_page].zero_()
         kv.values[:, kv.dummy_page].zero_()
-    pool = KVPool(tuple(found))
-    if audit:
-        pool.poison(torch.arange(num_pages, device=device))
-    return pool
+        if audit:
+            kv.poison(torch.arange(kv.dummy_page, device=device))
+    return KVPool(tuple(found))
+
+
+def new_tables(kv: KVPool, max_running: int, pages_per_row: int, vocab_size: int) -> Tables:
+    """Tables whose rows all have the dummy pages of the pool."""
+    device, dummy = kv.groups[0].keys.device, kv.dummy_page(in_window=False)
+    dummy_window = kv.dummy_page(in_window=True) if kv.has_windows else None
+    return Tables(max_running, pages_per_row, dummy, vocab_size, device, dummy_window)
+
+
+def pool_bytes(groups: Sequence[KVGroup], pages: PoolPages) -> int:
+    """Bytes of a pool on one rank, with its dummy pages."""
+    return sum(
+        page_bytes([group]) * (1 + (pages.full if group.shape.window is None else pages.window)) for group in groups
+    )
 
 
 def free_memory(device: torch.device) -> int:

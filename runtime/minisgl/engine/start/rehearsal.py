@@ -19,9 +19,9 @@ from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
 from minisgl.engine.start.warm_up import representative_layers, text_plans, warm_up_plans
-from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.kernels.build.triton import replaced
+from minisgl.kv_layout import PoolPages
 from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
@@ -66,10 +66,9 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
     with _without_libraries():
         attention = select.AttentionKinds("auto", shapes, rows, model.kv_layers)
         shape = attention.shape
-        kv = kv_pool.allocate(
-            attention.groups, scales=[KVScales()] * model.num_layers, num_pages=_PAGES, audit=False
-        )
-        tables = Tables(rows, shape.pages_per_row, kv.dummy_page, model.vocab_size, _DEVICE)
+        scales, pages = [KVScales()] * model.num_layers, PoolPages(_PAGES, _PAGES)
+        kv = kv_pool.allocate(attention.groups, scales=scales, pages=pages, audit=False)
+        tables = kv_pool.new_tables(kv, rows, shape.pages_per_row, model.vocab_size)
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
         yield Runner(decoder, parallel, kv, tables, attention.over(kv))
 
