@@ -32,7 +32,7 @@ def test_operations_have_fields_and_an_example_that_runs(scripted: ScriptedStack
     browser.wait_for(_LOADED)
     assert browser.evaluate("document.querySelector('#version').textContent") == __version__
     headings = browser.evaluate("[...document.querySelectorAll('main h2')].map(node => node.textContent)")
-    assert headings == ["OpenAI", "Anthropic", "Tokens", "Other servers", "Server"]
+    assert headings == ["OpenAI", "Anthropic", "Embeddings and scores", "Tokens", "Other servers", "Server"]
     text = _open(browser, "/v1/chat/completions")
     assert "temperature number, ≥ 0, ≤ 2" in " ".join(text.split())
     assert "messages array of Message, up to 2048 required" in " ".join(text.split())
