@@ -84,14 +84,19 @@ def options_of(defaults: msgspec.Struct) -> list[Option]:
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most similar to `name`, for errors about unknown names."""
-    return difflib.get_close_matches(name, known, 1, 0.0)[0]
+    """The known name that is most similar to `name`, for errors about unknown names. One that begins with it comes
+    before all others, because `name` is then a part of it."""
+    names = list(known)
+    longer = [each for each in names if each.startswith(name)]
+    return difflib.get_close_matches(name, longer or names, 1, 0.0)[0]
 
 
 def close(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most similar to `name`, if it is similar enough to be a typing error."""
-    found = difflib.get_close_matches(name, known, 1, _TYPING_ERROR)
-    return found[0] if found else None
+    """The known name that is most similar to `name`, if it is similar enough to be a typing error. Leading dashes do
+    not count: they would make all short flags similar."""
+    names = {each.lstrip("-"): each for each in known}
+    found = difflib.get_close_matches(name.lstrip("-"), names, 1, _TYPING_ERROR)
+    return names[found[0]] if found else None
 
 
 def _plain(kind: Any) -> tuple[Any, list[Meta]]:
