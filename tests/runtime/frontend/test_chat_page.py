@@ -105,6 +105,17 @@ def test_thinking_streams_before_the_answer_begins(scripted: ScriptedStack, page
     assert _questions(scripted) == [("user", "Really?")]
 
 
+def test_the_rate_is_that_of_the_whole_answer(scripted: ScriptedStack, page: Page) -> None:
+    # All of it arrives at once, after half a second.
+    page.evaluate(
+        "window.clock = 0; performance.now = () => clock; const real = fetch; window.fetch = async (url, options) => {"
+        "const response = await real(url, options); clock = 500; return response; }; 0"
+    )
+    scripted.script = answer(says("Four"), says("."))
+    _ask(page, "2 + 2?")
+    assert _texts(page, ".speed") == ["3 tokens · first after 500 ms · 6.0 tokens/s"]
+
+
 @pytest.mark.parametrize(("choice", "sent"), [("off", False), ("on", True), ("", None)])
 def test_thinking_can_be_switched(scripted: ScriptedStack, page: Page, choice: str, sent: bool | None) -> None:
     scripted.script = answer(says("Yes."))

@@ -5,8 +5,6 @@ import { explain } from "./problems.js";
 import { DEFINITIONS, runTool } from "./tools.js";
 
 const MAX_ROUNDS = 8;
-// Below, a rate would be that of one read from the connection.
-const MIN_SECONDS = 0.02;
 
 // Fills the exchange { question, messages, note, problem } as the answer arrives, and shows it in `view`. `earlier` are
 // the messages before the question; `options` the fields of the request that the person has set. Does not throw.
@@ -88,7 +86,8 @@ function takeDelta(delta, message, calls, part) {
   return Boolean(thought || content || pieces?.length);
 }
 
-// Tokens and times of the rounds of an answer. The time of a round counts from its first token.
+// Tokens and times of the rounds of an answer. The time of a round counts from its request: its tokens may have been
+// held back on the way and come all at once.
 class Pace {
   began = performance.now();
   first = 0;
@@ -98,7 +97,7 @@ class Pace {
   beginRound() {
     this.tokensBefore = this.tokens;
     this.secondsBefore = this.seconds;
-    this.firstOfRound = 0;
+    this.roundBegan = performance.now();
   }
 
   count(tokens) {
@@ -108,17 +107,14 @@ class Pace {
   addToken() {
     const now = performance.now();
     this.first ||= now;
-    this.firstOfRound ||= now;
-    this.seconds = this.secondsBefore + (now - this.firstOfRound) / 1000;
+    this.seconds = this.secondsBefore + (now - this.roundBegan) / 1000;
     this.tokens++;
   }
 
   text() {
     if (!this.first) return "";
     const parts = [`${this.tokens} tokens`, `first after ${(this.first - this.began).toFixed(0)} ms`];
-    if (this.tokens > 1 && this.seconds > MIN_SECONDS) {
-      parts.push(`${((this.tokens - 1) / this.seconds).toFixed(1)} tokens/s`);
-    }
+    if (this.seconds > 0) parts.push(`${(this.tokens / this.seconds).toFixed(1)} tokens/s`);
     return parts.join(" · ");
   }
 }
