@@ -255,6 +255,18 @@ def test_an_answer_is_given_again_and_a_question_is_changed(scripted: ScriptedSt
     assert _texts(page, ".turn") == ["Changed", "Other."]
 
 
+def test_question_and_answer_are_copied_as_they_were_written(scripted: ScriptedStack, page: Page) -> None:
+    page.evaluate("window.copied = []; navigator.clipboard.writeText = async text => { copied.push(text); }; 0")
+    scripted.script = answer(thinks("Hm."), says("It is **5**."))
+    _ask(page, "2 + *3*?")
+    page.evaluate(
+        "[...document.querySelectorAll('button')].filter(node => node.textContent === 'Copy' && node.checkVisibility())"
+        ".forEach(node => node.click())"
+    )
+    page.wait_for("copied.length === 2")
+    assert page.evaluate("copied") == ["2 + *3*?", "It is **5**."]
+
+
 def test_chats_are_kept_listed_and_removed(scripted: ScriptedStack, page: Page) -> None:
     scripted.script = _then(
         answer(thinks("Hm."), calls(0, "add", '{"a": 2, "b": 3}'), tool_calls=1), answer(says("It is **5**."))
