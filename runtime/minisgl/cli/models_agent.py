@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "out", metavar="OUT", type=Path, help="directory for one checkpoint per format; created if it is missing"
     )
-    parser.add_argument("--seed", type=integer(0), default=0, metavar="N", help="seed of the training (default: 0)")
+    parser.add_argument("--seed", type=integer(0), default=3, metavar="N", help="seed of the training (default: 3)")
 
 
 def run(args: argparse.Namespace) -> int:
