@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from minisgl.config import SchedulerConfig
 from minisgl.errors import TokenizerError
-from minisgl.scheduler.validation import request_from_submit
+from minisgl.scheduler.validation import request_from
 from minisgl.tokenizer.file_hashes import hash_tokenizer_files
 from minisgl.tokenizer.model_files import GenerationConfig, load_model_files
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams, Submit
@@ -98,7 +98,7 @@ def test_the_scheduler_accepts_all_sampling_defaults(bounds: dict[str, Any]) -> 
         overlap=True,
         cache="radix",
     )
-    request_from_submit(submit, client=0, arrival=0, now=0.0, config=limits)
+    request_from(submit, client=0, arrival=0, now=0.0, config=limits)
 
 
 def test_hashes_cover_the_existing_files(tmp_path: Path) -> None:
