@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from minisgl.config import PooledOutput
+from minisgl.config import PooledOutput, Task
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.status import DataTypes
 
@@ -30,6 +30,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     large enough; without one it is launched kernel by kernel."""
     pooling: PooledOutput | None = None
     """None: the model generates."""
+
+    @property
+    def task(self) -> Task:
+        return "generate" if self.pooling is None else self.pooling.task
 
 
 class EngineStats(msgspec.Struct, kw_only=True):

@@ -242,7 +242,7 @@ class LLM:
 
     def _check_task(self, task: Task) -> None:
         """Raises OfflineError."""
-        served = "generate" if self.limits.pooling is None else self.limits.pooling.task
+        served = self.limits.task
         if served != task:
             raise OfflineError("wrong_task", f"the model was loaded for the task {served}; use LLM(..., task={task!r})")
 

@@ -33,7 +33,7 @@ class OfflineTokenizer:
                 vocab_size=limits.vocab_size,
                 eos_token_ids=limits.eos_token_ids,
                 tokenizer_hashes=files.hashes,
-                task="generate" if limits.pooling is None else limits.pooling.task,
+                task=limits.task,
                 output_size=0 if limits.pooling is None else limits.pooling.size,
             )
         )

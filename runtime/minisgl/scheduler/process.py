@@ -99,7 +99,7 @@ def run(
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
             tokenizer_hashes=config.tokenizer_hashes,
-            task="generate" if limits.pooling is None else limits.pooling.task,
+            task=limits.task,
             output_size=0 if limits.pooling is None else limits.pooling.size,
             labels=() if limits.pooling is None else limits.pooling.labels,
         )
