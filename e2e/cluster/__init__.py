@@ -5,7 +5,7 @@
     control_plane   etcd, API server, controllers, scheduler, DNS
     node            containerd, kubelet, kube-proxy and network policies of one node
     images          loads images onto nodes; oci packs them
-    relay           forwards ports of the host's loopback into the cluster
+    relay           forwards ports of the host's loopback into the cluster, by processes of relay_process
     certificates    keys and kubeconfigs of all components
     places          namespaces, and processes in them
     tools           builds the programs from their Go modules, once

@@ -49,8 +49,6 @@ def _run(args: argparse.Namespace, rest: list[str]) -> int:
             print(f"127.0.0.1:{relay.expose(args.place, args.target)}")
         case "kubeconfig":
             print(relay.host_kubeconfig())
-        case "relay":
-            relay.relay(args.descriptor, args.target)
         case "kubectl":
             _become([*kubectl_command(), *rest])
         case "helm":
@@ -86,9 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     expose.add_argument("place", help="control, node0, node1 ...")
     expose.add_argument("target", help="IP:PORT")
     commands.add_parser("kubeconfig", help="write a kubeconfig for programs of this machine and print its path")
-    inner = commands.add_parser("relay")
-    inner.add_argument("descriptor", type=int)
-    inner.add_argument("target")
     for name, what in (("kubectl", "run kubectl as the administrator"), ("helm", "run helm as the administrator")):
         commands.add_parser(name, help=what, add_help=False, prefix_chars="\0")
     enter_parser = commands.add_parser("enter", help="run a command in a place")

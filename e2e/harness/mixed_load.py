@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpx
 
-from cluster.relay import REFUSED
+from cluster.relay_process import REFUSED
 
 RATE: Final = 4.0
 """Requests per second."""
