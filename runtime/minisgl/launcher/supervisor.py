@@ -90,8 +90,9 @@ class Supervisor:
         restarts: tuple[float, ...] = (),
     ) -> None:
         """Times in seconds. Standbys are started `standby_delay` after all groups are ready, so that their imports do
-        not slow down the first requests. `on_line` gets every line of output of every child. `on_end` is called before
-        processes with clients are stopped: from then on no new client may connect.
+        not slow down the first requests; none where `limits` allow no restart. `on_line` gets every line of output of
+        every child. `on_end` is called before processes with clients are stopped: from then on no new client may
+        connect.
 
         Open `signals` outlive the supervisor. `restarts` are times of earlier restarts (monotonic clock) that count.
         """
@@ -177,11 +178,16 @@ class Supervisor:
                 self._groups[action.group].start(action.number)
             case Recovered():
                 logger.info("%s is ready again", action.group, extra={"seconds": round(action.seconds, 1)})
-                self._standby_at = time.monotonic() + self._standby_delay
+                self._plan_standbys()
             case Started():
-                self._standby_at = time.monotonic() + self._standby_delay
+                self._plan_standbys()
                 self._progress.show(self.processes)
                 self._on_ready()
+
+    def _plan_standbys(self) -> None:
+        # Nothing takes the place of a process that is never restarted.
+        if self._limits.max_restarts:
+            self._standby_at = time.monotonic() + self._standby_delay
 
     def _wait_for_events(self) -> None:
         """Wait until something happens, or until the next deadline. Raises StopRequested for a new signal."""

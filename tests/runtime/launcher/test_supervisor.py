@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
+from minisgl.launcher.restarts import Limits
+from minisgl.launcher.supervisor import Supervisor
 from support.frontend.served import eventually, launched_by
 from support.launcher.group import Launch
 
@@ -292,6 +297,41 @@ def test_a_standby_replaces_a_dead_process(launch: Start, spec: Spec) -> None:
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
     assert launched.gone()
+
+
+class _Look:
+    """Notes the standbys once all groups are ready, and stops the supervisor."""
+
+    supervisor: Supervisor
+
+    def __init__(self) -> None:
+        self.standbys: list[str] = []
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        pass
+
+    def tick(self) -> float:
+        if self.supervisor.state.started:
+            self.standbys += [standby.name for standby in self.supervisor.standbys]
+            self.supervisor.drain()
+        return time.monotonic() + 1
+
+
+@pytest.mark.parametrize(("max_restarts", "expected"), [(0, set()), (1, {"rank0"})])
+def test_a_standby_is_kept_only_where_a_restart_is_allowed(spec: Spec, max_restarts: int, expected: set[str]) -> None:
+    rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("email.mime.text",))
+    look = _Look()
+    look.supervisor = Supervisor(
+        [GroupSpec(name="engine", processes=lambda number: [rank0])],
+        limits=Limits(max_restarts=max_restarts, restart_window=600, startup_timeout=60),
+        drain_timeout=10,
+        log_level="info",
+        on_line=lambda line: None,
+        standby_delay=0.0,
+        hooks=look,
+    )
+    look.supervisor.run()
+    assert set(look.standbys) == expected
 
 
 def test_a_standby_leaves_the_cores_to_others_until_it_takes_over(launch: Start, spec: Spec, tmp_path: Path) -> None:
