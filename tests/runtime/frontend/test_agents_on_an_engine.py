@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.frontend.chat_templates import AGENT
-from support.frontend.served import Served
+from support.frontend.served import ONE_START, Served
 
 USER: Any = [{"role": "user", "content": "Hello"}]
 SCHEMA: dict[str, Any] = {
@@ -40,7 +40,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tokenizer.add_tokens([AddedToken(text) for text in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
     tokenizer.save(str(model / "tokenizer.json"))
     (model / "chat_template.jinja").write_text(AGENT)
-    served = Served(model, folder, "--audit")
+    served = Served(model, folder, *ONE_START, "--audit")
     served.wait_until_ready()
     yield served.url
     served.popen.terminate()

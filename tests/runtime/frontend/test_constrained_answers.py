@@ -16,7 +16,7 @@ import jsonschema
 import openai
 import pytest
 
-from support.frontend.served import Served, eventually
+from support.frontend.served import ONE_START, Served, eventually
 from support.tiny_checkpoint import tiny_checkpoint
 
 USER = [{"role": "user", "content": "Hello"}]
@@ -37,7 +37,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SC
 @pytest.fixture(scope="module", params=["one rank", "two ranks"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = ["--audit"] if request.param == "one rank" else ["--audit", "--tp", "2"]
-    served = Served(tiny_checkpoint(), tmp_path_factory.mktemp("s"), *options)
+    served = Served(tiny_checkpoint(), tmp_path_factory.mktemp("s"), *ONE_START, *options)
     served.wait_until_ready()
     yield served.url
     served.popen.terminate()
@@ -140,7 +140,7 @@ def test_answers_outlive_the_death_of_a_rank(tmp_path: Path) -> None:
     served.wait_until_ready()
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=240)
     running = client.completions.create(
-        model="default", prompt="Hello", max_tokens=700, stream=True, extra_body={"ignore_eos": True}
+        model="default", prompt="Hello", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(running))
     with ThreadPoolExecutor(1) as pool:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.frontend.served import Served, eventually
+from support.frontend.served import ONE_START, Served, eventually
 from support.tiny_checkpoint import tiny_checkpoint
 
 STREAMS = 200
@@ -31,7 +31,7 @@ def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="served-") as folder:
         keys = Path(folder) / "keys"
         keys.write_text("root-key\n")
-        flags = ("--max-running", "64", "--admin-port", "0", "--admin-keys", str(keys))
+        flags = (*ONE_START, "--max-running", "64", "--admin-port", "0", "--admin-keys", str(keys))
         server = Served(tiny_checkpoint(), Path(folder), *flags)
         server.wait_until_ready()
         yield server

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.frontend.served import Served, eventually
+from support.frontend.served import ONE_START, Served, eventually
 from support.tiny_checkpoint import tiny_checkpoint
 
 SECONDS = 3.0
@@ -56,7 +56,7 @@ GRAMMARS = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    served = Served(tiny_checkpoint(), tmp_path_factory.mktemp("h"))
+    served = Served(tiny_checkpoint(), tmp_path_factory.mktemp("h"), *ONE_START)
     served.wait_until_ready()
     before = served.children().items()
     yield served.url

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from support.frontend.served import Served
+from support.frontend.served import ONE_START, Served
 from support.tiny_checkpoint import tiny_checkpoint
 
 USER = [{"role": "user", "content": "Hello"}]
@@ -23,7 +23,7 @@ GREEDY: dict[str, Any] = {"model": "default", "messages": USER, "temperature": 0
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("s")
-    served = Served(tiny_checkpoint(), folder)
+    served = Served(tiny_checkpoint(), folder, *ONE_START)
     served.wait_until_ready()
     yield served.url
     served.popen.terminate()
@@ -246,7 +246,7 @@ def test_every_eos_token_of_the_checkpoint_ends_a_choice(tmp_path: Path) -> None
     second, other = 40, 41
     assert first not in (second, other)
     (model / "generation_config.json").write_text(json.dumps(generation | {"eos_token_id": [first, second]}))
-    served = Served(model, tmp_path)
+    served = Served(model, tmp_path, *ONE_START)
     try:
         served.wait_until_ready()
 

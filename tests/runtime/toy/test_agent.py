@@ -25,7 +25,7 @@ from support.agent_answers import Answer, OfflineAgent, chat
 from support.agent_calls import generated_cases
 from support.agent_checkpoints import agent_checkpoints
 from support.frontend.chromium import Page
-from support.frontend.served import Served
+from support.frontend.served import ONE_START, Served
 from support.offline import Chat
 
 # Without `make test`, the first test trains the model.
@@ -105,7 +105,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def served(name: str) -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="agent-") as temporary:
-        server = Served(agent_checkpoints()[name], Path(temporary), "--tokenizers", "0")
+        server = Served(agent_checkpoints()[name], Path(temporary), *ONE_START, "--tokenizers", "0")
         try:
             server.wait_until_ready()
             yield server

@@ -26,7 +26,7 @@ from minisgl.toy.demo_rows import CONVERSATIONS, ROW_TOKENS, DemoRows, judged_ro
 from minisgl.toy.training import IGNORED, Training, one_thread
 from support.demo_checkpoint import demo_checkpoint
 from support.frontend.chromium import Page
-from support.frontend.served import RUNTIME, Served, eventually
+from support.frontend.served import ONE_START, RUNTIME, Served, eventually
 from support.offline import MAX_TOKENS, Chat, Offline
 
 _FIRST = [(known.questions[0], known.answer) for known in DEMO_ANSWERS]
@@ -35,7 +35,7 @@ _FIRST = [(known.questions[0], known.answer) for known in DEMO_ANSWERS]
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     with tempfile.TemporaryDirectory(prefix="demo-") as temporary:
-        server = Served(demo_checkpoint(), Path(temporary), "--tokenizers", "0")
+        server = Served(demo_checkpoint(), Path(temporary), *ONE_START, "--tokenizers", "0")
         try:
             server.wait_until_ready()
             yield server

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
+ONE_START: Final = ("--max-restarts", "0")
+"""Flags of a server whose processes shall not die. It keeps no standbys, whose imports would take the processor."""
 _STANDBY: Final = "minisgl-standby"
 """Title of a standby, of which the kernel keeps 15 bytes. One that still imports has another."""
 
@@ -45,7 +47,7 @@ class Served:
         while not (started := [line for line in self.lines() if line["message"].startswith("serving ")]):
             assert self.popen.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+            time.sleep(0.1)
         self.url = started[0]["message"].partition(" at ")[2].partition("/v1")[0]
         eventually(lambda: self.status("/ready") == 200)
 
@@ -114,10 +116,12 @@ def _children_of(launcher: int) -> Iterator[tuple[str, int, str]]:
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
+    """Wait for a condition, asking at intervals that grow: what is waited for needs the processor itself."""
+    deadline, interval = time.monotonic() + seconds, 0.01
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
+        time.sleep(interval)
+        interval = min(1.2 * interval, 0.05)
 
 
 def metric_sum(page: str, name: str) -> float:

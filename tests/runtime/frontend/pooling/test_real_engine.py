@@ -16,7 +16,7 @@ import torch
 
 from minisgl.models.config import ModelConfig
 from minisgl.models.pooling_files import read_pooling
-from support.frontend.served import Served
+from support.frontend.served import ONE_START, Served
 from support.numerics.encoder_checkpoints import reference_embedding, write_embedder, write_scorer
 from support.tiny_tokenizers import CORPUS, word_pieces, write_directory
 
@@ -35,7 +35,7 @@ class Server(NamedTuple):
 
 def start(folder: Path, model: Any) -> Iterator[Server]:
     write_directory(folder / "model", BERT, chat_template=None)
-    served = Served(folder / "model", folder, "--device", "cpu", "--max-waiting", "16")
+    served = Served(folder / "model", folder, "--device", "cpu", *ONE_START, "--max-waiting", "16")
     served.wait_until_ready()
     with httpx.Client(base_url=served.url, timeout=120) as http:
         yield Server(served, http, folder / "model", model)
