@@ -83,14 +83,15 @@ class EnginePod:
 
     def wait_for(self, seconds: float = 240.0, **fields: Any) -> dict[str, Any]:
         """Wait until the status has these values; returns it."""
-        deadline = time.monotonic() + seconds
+        deadline, interval = time.monotonic() + seconds, 0.02
         while True:
             status = self.status()
             if all(status.get(name) == value for name, value in fields.items()):
                 return status
             assert self.popen.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, f"{fields} did not come, but {status}\n{self.log.read_text()}"
-            time.sleep(0.02)
+            time.sleep(interval)
+            interval = min(1.2 * interval, 0.1)
 
     def wait_for_words(self, words: str, times: int = 1) -> None:
         eventually(lambda: self.log.read_text().count(words) >= times)
