@@ -10,13 +10,14 @@ PYTEST = OMP_NUM_THREADS=1 .venv/bin/python -m pytest
 # With --dist loadfile, xdist hangs after it has replaced a crashed worker.
 PYTEST_ON_ALL_CORES = $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 KUBERNETES_TESTS = tests/operator/cluster tests/chart
+NOT_IN_TEST = $(addprefix --ignore ,tests/gpu $(KUBERNETES_TESTS))
 # Clusters beside the demo's. Scenarios mostly wait for pods, so three of them run at a time, each on a cluster of its own:
 # some kill operators or nodes.
 E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,1 2 3,--tx popen//env:MINISGL_CLUSTER=minisgl-e2e-$(n))
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
+.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint import-tests machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,9 +32,9 @@ run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
 test: install chromium minilm  ## install dependencies, check style and types, and run the tests with coverage
-	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint
+	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint import-tests
 	@rm -f .coverage .coverage.*
-	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(addprefix --ignore ,tests/gpu $(KUBERNETES_TESTS)) --cov --cov-report=
+	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(NOT_IN_TEST) --cov --cov-report=
 	@.venv/bin/python -m coverage report --skip-covered
 	@for part in minisgl/{scheduler,wire,frontend,tokenizer,router,replica}/\*:90 minisgl_operator/\*:95; do \
 		.venv/bin/python -m coverage report --include="*/$${part%:*}" --fail-under=$${part#*:} >/dev/null || \
@@ -67,7 +68,11 @@ lint: install  ## run ruff, mypy --strict and the import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 
-machine: install chromium minilm prometheus image-engine  ## build and install all that tests need once on a machine, in half an hour
+# Once, before all workers import them at the same time: pytest compiles each file of a new clone.
+import-tests: install
+	@$(PYTEST) -qq --collect-only $(NOT_IN_TEST) tests > .cache/tests.txt || { tail -n 50 .cache/tests.txt; exit 1; }
+
+machine: install chromium minilm prometheus image-engine $(DEMO) $(AGENT)  ## build and install all that tests need once on a machine, in half an hour
 	@PYTHONPATH=e2e .venv/bin/python -m harness.prepare
 
 cluster-tools: install
@@ -75,12 +80,10 @@ cluster-tools: install
 
 # Trained again when its sources have changed.
 $(DEMO): $(wildcard runtime/minisgl/toy/demo*) $(addprefix runtime/minisgl/toy/,tiny_tokenizer.py training.py) | install
-	@echo 'training the demo model, which takes a minute or two'
-	@.venv/bin/minisgl models demo $(@D)
+	@.ci/trained demo $(@D) $^
 
 $(AGENT): $(wildcard runtime/minisgl/toy/agent*) $(addprefix runtime/minisgl/toy/,tiny_tokenizer.py training.py muon.py) | install
-	@echo 'training the agent model, which takes one to two minutes'
-	@.venv/bin/minisgl models agent .cache/agent
+	@.ci/trained agent .cache/agent $^
 
 chromium:
 	@.ci/chromium
