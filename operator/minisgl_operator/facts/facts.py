@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, Final
@@ -33,7 +33,7 @@ from minisgl_operator.facts.observed import DryRun, Observed
 from minisgl_operator.facts.peer_secret import PeerSecret, peer_secret_of
 from minisgl_operator.facts.pod_failures import PodFailure, creation_failure, failure_of_pod
 from minisgl_operator.facts.pods import cannot_run, component, containers_started, replica_name, serves_status
-from minisgl_operator.facts.replicas import Replica, existing_replicas
+from minisgl_operator.facts.replicas import Existing, Replica, existing_replicas
 from minisgl_operator.facts.rollout.admission import Admission, admission_of
 from minisgl_operator.facts.rollout.gang import GangStarts, is_placed_together
 from minisgl_operator.facts.rollout.history import History
@@ -55,6 +55,9 @@ from minisgl_operator.render.pruning import Pruning, pruning
 # Conditions of a PVC whose volume driver could not expand the volume.
 _RESIZE_FAILED: Final = ("ControllerResizeError", "NodeResizeError")
 _COMPONENTS: Final = (names.ENGINE, names.FETCH, names.FRONTEND)
+# Computed facts that `Facts.seen_again` keeps.
+_OF_SPEC: Final = ("spec_template", "frontend_revision")
+_NOT_OF_TURN: Final = ("_existing", "progress", "routing", "history", "load", "autoscaling", "wanted")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,14 @@ class Facts:
         )
         moments = (*due, *(each for each in coming if each is not None and each > self.now))
         return min(moments, default=None)
+
+    def seen_again(self, observed: Observed, turn: Turn | None, now: datetime | None = None) -> Facts:
+        """Facts about the same spec from this observation. What follows from the spec alone is not computed again, nor
+        what follows from the same observation without the turn."""
+        later = replace(self, observed=observed, turn=turn, now=now or self.now)
+        same = _OF_SPEC if observed is not self.observed or later.now != self.now else (*_OF_SPEC, *_NOT_OF_TURN)
+        later.__dict__.update({name: self.__dict__[name] for name in same if name in self.__dict__})
+        return later
 
     @cached_property
     def desired(self) -> dict[Ref, Manifest]:
@@ -134,6 +145,11 @@ class Facts:
         return engine.current_template(self.model, self.defaults)
 
     @cached_property
+    def frontend_revision(self) -> str:
+        """The revision of the frontends that the spec asks for."""
+        return frontend.revision(self.model, self.defaults)
+
+    @cached_property
     def stable_template(self) -> EngineTemplate | None:
         """The template of the last revision that served, if it is another one than the spec's and was recorded."""
         stable = self.progress.stable
@@ -149,7 +165,7 @@ class Facts:
         if self.defaults.models.rollout is None and self.model.spec.rollout.upgrade != "Never":
             return None
         templates = Templates(
-            frontend_revision=frontend.revision(self.model, self.defaults),
+            frontend_revision=self.frontend_revision,
             engine_revision=self.spec_template.revision,
             frontend=self.frontend,
             replicas=self._existing_replicas,
@@ -197,11 +213,14 @@ class Facts:
             suspended=self.model.spec.suspend,
         )
 
-    @cached_property
+    @property
     def _existing_replicas(self) -> tuple[Replica, ...]:
         """Existing replicas, compared with the spec's revision."""
-        revision = self.spec_template.revision
-        return existing_replicas(self.model.name, self.observed, self.routing, revision)[0]
+        return self._existing.replicas
+
+    @cached_property
+    def _existing(self) -> Existing:
+        return existing_replicas(self.model.name, self.observed, self.routing, self.spec_template.revision)
 
     @cached_property
     def admission(self) -> Admission:
@@ -282,7 +301,10 @@ class Facts:
         known = self._is_known_to_fail or self.admission.refused
         failed = known and (self.strategy != "Surge" or self.progress.failure_recorded)
         rollout: Rollout = self.strategy if self.startable and not failed and not self.keeps_engines else ""
-        return select(self.model.name, self.observed, self.routing, self.wanted, self.revision, rollout)
+        existing = self._existing
+        if self.revision != self.spec_template.revision:
+            existing = existing_replicas(self.model.name, self.observed, self.routing, self.revision)
+        return select(self.model.name, self.observed, self.routing, existing, self.wanted, self.revision, rollout)
 
     @cached_property
     def wanted(self) -> int:
@@ -388,8 +410,11 @@ class Facts:
     @cached_property
     def retries(self) -> Mapping[str, Retry]:
         """Failures of replicas that have used up their restarts, by the replica's name."""
-        status = self.observed.model_object.get("status") or {}
-        found = ((each.name, retry_of(each, status, self._recovery_window, self.now)) for each in self.replicas)
+        before = self.observed.replica_statuses
+        found = (
+            (each.name, retry_of(each, before.get(each.name, {}), self._recovery_window, self.now))
+            for each in self.replicas
+        )
         return {name: retry for name, retry in found if retry is not None}
 
     @property
@@ -415,13 +440,10 @@ class Facts:
     @cached_property
     def gang(self) -> GangStarts:
         """Starts of replicas with several pods."""
-        pods = self.template.pods
-        sets = (each for ref, each in self.desired.items() if ref.kind == "StatefulSet")
-        template = next((each["spec"]["template"] for each in sets), None)
         engines = [pod for replica in self.replicas for pod in replica.pods]
-        managed = template is not None and not is_placed_together(template, engines)
+        managed = not is_placed_together(self.template.body, engines)
         uid = self.model.metadata.uid
-        return GangStarts(self.replicas, pods, managed, uid, self.now, self.revision_has_failed)
+        return GangStarts(self.replicas, self.template.pods, managed, uid, self.now, self.revision_has_failed)
 
     @cached_property
     def scaling_down(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest, Ref
@@ -84,6 +85,11 @@ class Observed:
     def child(self, kind: str, name: str) -> Manifest | None:
         return self.children.get(Ref(kind, name))
 
+    @cached_property
+    def replica_statuses(self) -> Mapping[str, Mapping[str, Any]]:
+        """`status.replicaStatuses` as they were last written, by the replica's name."""
+        return by_replica(self.model_object.get("status") or {})
+
     def report(self, pod: Manifest) -> Report | None:
         """The pod's last report; None without one."""
         found = self.reports.get(pod["metadata"]["uid"])
@@ -97,3 +103,8 @@ class Observed:
     def events_of(self, manifest: Manifest) -> tuple[ObjectEvent, ...]:
         """Events about the object, oldest first."""
         return self.events.get(manifest["metadata"]["uid"], ())
+
+
+def by_replica(status: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The replicas of a status by their names, which are unique."""
+    return {each["name"]: each for each in status.get("replicaStatuses") or ()}

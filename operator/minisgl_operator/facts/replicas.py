@@ -240,11 +240,17 @@ def _all_ranks_serve(report: Report) -> bool:
     return bool(report.get("ready")) and report.get("ready_ranks") == report.get("tensor")
 
 
-def existing_replicas(
-    model: str, observed: Observed, routing: Routing, current_revision: str
-) -> tuple[tuple[Replica, ...], frozenset[int]]:
+@dataclass(frozen=True)
+class Existing:
     """The replicas of which a StatefulSet, a Service or a pod exists, and the indices that a new one cannot take. These
     include indices whose objects belong to another owner."""
+
+    replicas: tuple[Replica, ...]
+    taken: frozenset[int]
+
+
+def existing_replicas(model: str, observed: Observed, routing: Routing, current_revision: str) -> Existing:
+    """Existing replicas, compared with the current revision."""
     pods: dict[int, list[Manifest]] = {}
     for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"]["name"])):
         index = names.replica_index(model, replica_name(pod) or "")
@@ -263,7 +269,7 @@ def existing_replicas(
         replica_at(index, model, observed, routing, current_revision, tuple(pods.get(index, ())))
         for index in sorted(owned)
     )
-    return tuple(replicas), frozenset(taken)
+    return Existing(tuple(replicas), frozenset(taken))
 
 
 def replica_at(

@@ -104,7 +104,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
         else:
             labels = model_object["metadata"].get("labels") or {}
             if (turn := context.upgrades.turn(key, labels, facts.upgrade, now)) is not None:
-                facts = replace(facts, turn=turn)
+                facts = facts.seen_again(observed, turn)
             wanted = facts.wanted
             refusal = await context.peer_tokens.keep(key, facts.model, facts.peer_secret, now)
             sent = await _send(context, key, plan(facts), model_object)
@@ -112,7 +112,7 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
                 sent = replace(sent, rejections=(refusal, *sent.rejections))
             if sent.changed or sent.rejections or sent.dry_run is not None:
                 observed = _observe(context, key, model_object, events, sent.rejections, sent.dry_run)
-                facts = replace(facts, observed=observed)
+                facts = facts.seen_again(observed, facts.turn)
             # A report that came meanwhile may change the autoscaler's decision, and no event reports our own write.
             if not sent.complete or facts.wanted != wanted:
                 due.append(0.0)

@@ -9,6 +9,7 @@ from typing import Any, Final
 MAX_BYTES: Final = 900_000
 """As JSON with escapes. The spec, the metadata and the fields' managers have the rest of the object."""
 
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
 _Replica = dict[str, Any]
 
 
@@ -24,7 +25,7 @@ def bounded(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _size(value: object) -> int:
-    return len(json.dumps(value, separators=(",", ":")))
+    return len(_JSON.encode(value))
 
 
 def _limits(message: int, errors: int, nodes: int | None, *dropped: str) -> Callable[[_Replica], _Replica]:

@@ -12,7 +12,7 @@ from minisgl_operator.api.text import truncate
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.ended_pods import EndedPod
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.observed import Observed, Report
+from minisgl_operator.facts.observed import Observed, Report, by_replica
 from minisgl_operator.facts.pods import last_terminations, node_of, revision_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.facts.rollout.retries import Retry
@@ -43,7 +43,8 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         return dict(previous) | _autoscaling(facts)
     generation = facts.model.metadata.generation
     conditions = all_conditions(facts)
-    replicas = [_replica_status(facts, replica, previous) for replica in facts.replicas]
+    before = by_replica(previous)
+    replicas = [_replica_status(facts, replica, before.get(replica.name, {})) for replica in facts.replicas]
     existing = [replica for replica in facts.replicas if replica.stateful_set is not None]
     ready_ranks, ranks = (sum(replica[count] for replica in replicas) for count in ("readyRanks", "ranks"))
     status: Status = {
@@ -254,10 +255,10 @@ def _data_types(reported: Any) -> dict[str, str] | None:
 
 
 def _from_previous(replica: Replica, previous: Mapping[str, Any]) -> dict[str, Any]:
-    for before in previous.get("replicaStatuses") or ():
-        if before.get("name") == replica.name and before.get("revision") == replica.revision:
-            return {key: before[key] for key in _REPORTED_FIELDS if key in before}
-    return {}
+    """What the replica has reported; `previous` is its last status, of this or another revision."""
+    if previous.get("revision") != replica.revision:
+        return {}
+    return {key: previous[key] for key in _REPORTED_FIELDS if key in previous}
 
 
 def _last_crash(replica: Replica) -> dict[str, Any] | None:

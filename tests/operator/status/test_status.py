@@ -146,9 +146,15 @@ def test_the_end_of_a_launcher_is_reported_from_its_container() -> None:
     }
 
 
+@pytest.fixture(scope="module")
+def thousand_replicas() -> Scene:
+    """A model with a thousand replicas, whose reports and status each test replaces."""
+    return Scene({"replicas": 1000}, source=CLAIM)
+
+
 @pytest.mark.parametrize("text", ["x" * 4000, "\u20ac" * 4000, "\U0001f680" * 4000, '"\\\\' * 2000])
-def test_the_status_of_a_thousand_failed_replicas_fits_into_one_object(text: str) -> None:
-    scene = Scene({"replicas": 1000}, source=CLAIM)
+def test_the_status_of_a_thousand_failed_replicas_fits_into_one_object(text: str, thousand_replicas: Scene) -> None:
+    scene = thousand_replicas
     failed = FAILURE | {"message": text}
     errors = [{"node": f"node-{'n' * 50}{number}", "error": truncate(text, 256), "count": 2} for number in range(8)]
     retries = []

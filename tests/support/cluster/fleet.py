@@ -127,9 +127,9 @@ class Fleet:
     def reconcile(self, model: FleetModel) -> None:
         self.queued.discard(model.key)
         model.turn = None
-        upgrade = model.facts().upgrade
-        model.turn = self._upgrades.turn(model.key, model.raw["metadata"]["labels"], upgrade, model.now)
-        model.reconcile()
+        facts = model.facts()
+        model.turn = self._upgrades.turn(model.key, model.raw["metadata"]["labels"], facts.upgrade, model.now)
+        model.reconcile(facts=facts.seen_again(facts.observed, model.turn))
 
     def run(self, model: FleetModel) -> None:
         """Run everything else than the operator once."""

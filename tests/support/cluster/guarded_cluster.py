@@ -6,6 +6,7 @@ The rules are written for the observed state and share no code with the selectio
 from __future__ import annotations
 
 from minisgl_operator.api.objects import Ref, has_condition, is_deleting
+from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.observed import Observed, Unreachable
 from minisgl_operator.facts.pods import component, containers_started, replica_name, revision_of
 from minisgl_operator.plan.plan import Apply, Delete, Step
@@ -16,10 +17,10 @@ from support.cluster.simulated_cluster import SimulatedCluster
 class GuardedCluster(SimulatedCluster):
     """Checks each plan before it is sent."""
 
-    def plan(self) -> tuple[Step, ...]:
-        steps, observed = super().plan(), self.observed()
-        check_removals(observed, steps)
-        check_drains(observed, steps, self.refused)
+    def plan_of(self, facts: Facts) -> tuple[Step, ...]:
+        steps = super().plan_of(facts)
+        check_removals(facts.observed, steps)
+        check_drains(facts.observed, steps, self.refused)
         return steps
 
 

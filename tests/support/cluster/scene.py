@@ -114,8 +114,8 @@ class Scene:
         """Set the report of a leader; fields that are not given are those of a ready replica."""
         index = int(replica.rsplit("-r", 1)[1])
         if said.get("phase", "Ready") != "Ready":
-            for name in self.pods:
-                if name.startswith(f"{replica}-"):
+            for number in range(self.model.spec.parallelism.pods):
+                if (name := f"{replica}-{number}") in self.pods:
                     self.not_ready(name)
         tensor = self.model.spec.parallelism.tensor
         report = {

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
+
+import msgspec
 
 from minisgl_operator.api.objects import (
     Manifest,
@@ -47,8 +47,24 @@ _IMMUTABLE = ("selector", "serviceName", "podManagementPolicy")
 
 
 @functools.lru_cache(64)
-def _parsed(raw: str) -> InferenceModel:
-    return InferenceModel.parse(json.loads(raw))
+def _parsed(raw: bytes) -> InferenceModel:
+    return InferenceModel.parse(msgspec.json.decode(raw))
+
+
+class _Copies:
+    """Copies of objects as they were last seen. An object that has not changed keeps its copy."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[bytes, Any]] = {}
+
+    def of(self, objects: dict[str, Any]) -> dict[str, Any]:
+        before, self._found = self._found, {}
+        for name, value in objects.items():
+            content = msgspec.msgpack.encode(value)
+            known = before.get(name)
+            changed = known is None or known[0] != content
+            self._found[name] = (content, msgspec.msgpack.decode(content)) if changed else known
+        return {name: copy for name, (_, copy) in self._found.items()}
 
 
 class SimulatedCluster:
@@ -100,8 +116,10 @@ class SimulatedCluster:
         self._frontend = SimulatedFrontend()
         self._uids = itertools.count(1)
         self._frontend_pod = self._make_frontend_pod()
+        self._copies_of_pods, self._copies_of_status = _Copies(), _Copies()
         self._seen_pods: dict[str, Manifest] = {}
         self._seen_status: dict[str, Any] = {}
+        self._facts: Facts | None = None
         self.look()
 
     # The user.
@@ -132,14 +150,14 @@ class SimulatedCluster:
 
     @property
     def model(self) -> InferenceModel:
-        return _parsed(json.dumps({name: value for name, value in self.raw.items() if name != "status"}))
+        return _parsed(msgspec.json.encode({name: value for name, value in self.raw.items() if name != "status"}))
 
     def look(self) -> None:
         """Let the watches catch up on pods and on writes of controllers. Own writes are visible immediately."""
-        self._seen_pods = copy_of(self.pods)
-        self._seen_status = {
-            body["metadata"]["uid"]: copy_of(body.get("status")) for body in self.objects.values()
-        }
+        self._seen_pods = self._copies_of_pods.of(self.pods)
+        self._seen_status = self._copies_of_status.of(
+            {body["metadata"]["uid"]: body.get("status") for body in self.objects.values()}
+        )
 
     def observed(self, dry_run: DryRun | None = None) -> Observed:
         ours = {ref: body for ref, body in self.objects.items() if self._ours(body)}
@@ -168,21 +186,30 @@ class SimulatedCluster:
         )
 
     def facts(self, dry_run: DryRun | None = None) -> Facts:
-        return Facts(self.model, self.observed(dry_run), self.defaults, self.now, self.turn)
+        model, observed, last = self.model, self.observed(dry_run), self._facts
+        if last is None or last.model is not model or last.defaults is not self.defaults:
+            self._facts = Facts(model, observed, self.defaults, self.now, self.turn)
+        else:
+            self._facts = last.seen_again(observed, self.turn, self.now)
+        return self._facts
 
     def plan(self) -> tuple[Step, ...]:
-        return plan(self.facts())
+        return self.plan_of(self.facts())
 
-    def reconcile(self, calls: int | None = None) -> None:
-        """Plan and send; a crash after `calls` requests loses the rest."""
-        answer = None
-        for step in self.plan()[:calls]:
+    def plan_of(self, facts: Facts) -> tuple[Step, ...]:
+        return plan(facts)
+
+    def reconcile(self, calls: int | None = None, facts: Facts | None = None) -> None:
+        """Plan and send; a crash after `calls` requests loses the rest. `facts` are those of now, if they are known."""
+        facts, changed, answer = facts or self.facts(), False, None
+        for step in self.plan_of(facts)[:calls]:
             if isinstance(step, Check):
                 answer = self._dry_run(step)
             else:
-                self.send(step)
+                changed |= self.send(step)
         if calls is None:
-            facts = self.facts(answer)
+            if changed or answer is not None:
+                facts = self.facts(answer)
             state = {
                 "failedRevision": facts.failed_revision,
                 "rollout": rollout_status(facts),
@@ -199,18 +226,21 @@ class SimulatedCluster:
         refusal = self._refusal(step.pod)
         return DryRun(step.revision, 403, "Forbidden", refusal) if refusal else DryRun(step.revision, 201)
 
-    def send(self, step: Apply | Delete) -> None:
+    def send(self, step: Apply | Delete) -> bool:
+        """Return False if this changes nothing."""
         if isinstance(step, Apply):
-            self.apply(step.manifest)
-        elif step.ref.kind == "Pod":
+            return self.apply(step.manifest)
+        if step.ref.kind == "Pod":
             self._force_off(step)
         else:
             live = self.objects.get(step.ref)
             if live is not None and live["metadata"]["uid"] == step.uid:
                 assert controller_uid(live) == self.raw["metadata"]["uid"], f"deletes what is not ours: {step.ref}"
                 self.remove(step.ref)
+        return True
 
-    def apply(self, manifest: Manifest) -> None:
+    def apply(self, manifest: Manifest) -> bool:
+        """Return False if this changes nothing."""
         ref = ref_of(manifest)
         live = self.objects.get(ref)
         if live is None:
@@ -221,16 +251,18 @@ class SimulatedCluster:
                 "creationTimestamp": self.now.isoformat(),
             }
             self.objects[ref] = created
-            return
+            return True
         assert self._ours(live), f"applies onto what is not ours: {ref}"
-        if self.changes(manifest):
-            if ref.kind == "StatefulSet":
-                assert all(live["spec"][name] == manifest["spec"][name] for name in _IMMUTABLE)
-            assert ref.kind != "Job" or live["spec"]["template"] == manifest["spec"]["template"], "immutable"
-            live["metadata"] |= {"annotations": {}} | copy_of(manifest["metadata"])
-            live["metadata"]["generation"] += 1
-            for field in manifest.keys() - {"metadata"}:
-                live[field] = copy_of(manifest[field])
+        if not self.changes(manifest):
+            return False
+        if ref.kind == "StatefulSet":
+            assert all(live["spec"][name] == manifest["spec"][name] for name in _IMMUTABLE)
+        assert ref.kind != "Job" or live["spec"]["template"] == manifest["spec"]["template"], "immutable"
+        live["metadata"] |= {"annotations": {}} | copy_of(manifest["metadata"])
+        live["metadata"]["generation"] += 1
+        for field in manifest.keys() - {"metadata"}:
+            live[field] = copy_of(manifest[field])
+        return True
 
     def changes(self, manifest: Manifest) -> bool:
         """True if an apply would change anything."""
@@ -373,14 +405,14 @@ class SimulatedCluster:
     def settle(self, rounds: int = 100) -> None:
         """Run operator, controllers, kubelets and frontends until nothing changes."""
         for _ in range(rounds):
-            before = self._image_of_all()
+            before = self.image_of_all()
             self.look()
             self.reconcile()
             self.run_controllers()
             self.run_scheduler()
             self.run_kubelets()
             self.run_frontends()
-            if before == self._image_of_all():
+            if before == self.image_of_all():
                 return
         raise AssertionError(f"not settled after {rounds} rounds")
 
@@ -391,8 +423,9 @@ class SimulatedCluster:
             found.setdefault(self._replica(pod), set()).add(revision_of(pod))
         return found
 
-    def _image_of_all(self) -> str:
-        return json.dumps([self.raw, list(self.objects.values()), self.pods, self._frontend.report()])
+    def image_of_all(self) -> bytes:
+        """All that may change, without the time."""
+        return msgspec.msgpack.encode([self.raw, list(self.objects.values()), self.pods, self._frontend.report()])
 
     def _run_stateful_set(self, body: Manifest) -> None:
         name, uid, count = body["metadata"]["name"], body["metadata"]["uid"], body["spec"]["replicas"]

@@ -68,10 +68,10 @@ class Retry:
         return tuple(sorted({each.node for each in self.errors if each.count > 1}))
 
 
-def retry_of(replica: Replica, status: Mapping[str, Any], window: timedelta, now: datetime) -> Retry | None:
-    """The failures of a replica; None without any. `status` is the last status of the model. They are forgotten when
-    the replica has served without interruption for `window` longer than the pause lasted."""
-    previous = _previous(replica, status)
+def retry_of(replica: Replica, before: Mapping[str, Any], window: timedelta, now: datetime) -> Retry | None:
+    """The failures of a replica; None without any. `before` is its last status. They are forgotten when the replica
+    has served without interruption for `window` longer than the pause lasted."""
+    previous = _previous(replica, before)
     report = replica.report
     if report is not None and report.get("phase") == "Failed" and not any(map(is_deleting, replica.pods)):
         start = _leader_start(report)
@@ -79,13 +79,13 @@ def retry_of(replica: Replica, status: Mapping[str, Any], window: timedelta, now
             return None
         if previous is not None and previous.leader_start == start:
             return previous
-        before = previous.errors if previous is not None else ()
+        errors = previous.errors if previous is not None else ()
         return Retry(
             revision=str(replica.revision),
             failures=1 if previous is None else previous.failures + 1,
             leader_start=start,
             failed_at=now.replace(microsecond=0),
-            errors=_with_error(before, _error_of(replica)),
+            errors=_with_error(errors, _error_of(replica)),
             waits=True,
         )
     if previous is not None and (end := forgotten_at(previous, replica, window, now)) is not None and now >= end:
@@ -101,23 +101,21 @@ def forgotten_at(retry: Retry, replica: Replica, window: timedelta, now: datetim
     return min(max(replica.ready_since, retry.failed_at), now) + retry.pause + window
 
 
-def _previous(replica: Replica, status: Mapping[str, Any]) -> Retry | None:
+def _previous(replica: Replica, before: Mapping[str, Any]) -> Retry | None:
     """The failures in the last status; None for another revision."""
-    for each in status.get("replicaStatuses") or ():
-        found = each.get("retry")
-        if each.get("name") != replica.name or found is None or found.get("revision") != replica.revision:
-            continue
-        start = None if replica.report is None else _leader_start(replica.report)
-        failed = replica.report is not None and replica.report.get("phase") == "Failed"
-        return Retry(
-            revision=found["revision"],
-            failures=int(found["failures"]),
-            leader_start=int(found["leaderStart"]),
-            failed_at=parse_time(found["failedAt"]),
-            errors=tuple(NodeError(one["node"], one["error"], int(one["count"])) for one in found.get("errors") or ()),
-            waits=failed and start == int(found["leaderStart"]) and not all(map(is_deleting, replica.pods)),
-        )
-    return None
+    found = before.get("retry")
+    if found is None or found.get("revision") != replica.revision:
+        return None
+    start = None if replica.report is None else _leader_start(replica.report)
+    failed = replica.report is not None and replica.report.get("phase") == "Failed"
+    return Retry(
+        revision=found["revision"],
+        failures=int(found["failures"]),
+        leader_start=int(found["leaderStart"]),
+        failed_at=parse_time(found["failedAt"]),
+        errors=tuple(NodeError(one["node"], one["error"], int(one["count"])) for one in found.get("errors") or ()),
+        waits=failed and start == int(found["leaderStart"]) and not all(map(is_deleting, replica.pods)),
+    )
 
 
 def _leader_start(report: Report) -> int | None:

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.observed import Observed
 from minisgl_operator.facts.pods import is_unschedulable
-from minisgl_operator.facts.replicas import Replica, existing_replicas, replica_at
+from minisgl_operator.facts.replicas import Existing, Replica, replica_at
 from minisgl_operator.facts.routing import Routing
 
 # The first to keep first.
@@ -38,15 +38,20 @@ class Selection:
 
 
 def select(
-    model: str, observed: Observed, routing: Routing, wanted: int, current_revision: str, rollout: Rollout
+    model: str,
+    observed: Observed,
+    routing: Routing,
+    existing: Existing,
+    wanted: int,
+    current_revision: str,
+    rollout: Rollout,
 ) -> Selection:
     """The replicas that stay, those to create, and those to remove.
 
     Keep replicas in this order: those that serve, those that might, the others; among equals those of the current
     revision; then the oldest. New ones take the lowest free indices. A replica that is being removed is never kept, so
     that its successor does not wait for its pods."""
-    existing, taken = existing_replicas(model, observed, routing, current_revision)
-    ranked = sorted(existing, key=_rank)
+    ranked = sorted(existing.replicas, key=_rank)
     staying = [replica for replica in ranked if not _is_leaving(replica, observed)]
     kept = staying[:wanted]
     size = wanted
@@ -58,7 +63,7 @@ def select(
             kept += [replica for replica in staying[wanted:] if replica.serves is not False or replica in proving]
         elif rollout == "Surge":
             kept, size = _with_surge(staying, wanted)
-    free = islice((index for index in count() if index not in taken), max(0, size - len(kept)))
+    free = islice((index for index in count() if index not in existing.taken), max(0, size - len(kept)))
     new = [replica_at(index, model, observed, routing, current_revision) for index in free]
     result = sorted((*kept, *new), key=lambda replica: replica.index)
     indices = {replica.index for replica in result}
