@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -20,8 +19,8 @@ from minisgl_operator.shell import resources
 from minisgl_operator.shell.config import Config, add_arguments, parse
 from support.cluster import chart_readme
 from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
+from support.cluster.kubernetes_schemas import validate
 
-KUBERNETES = "1.36"
 # Their CRDs are not part of Kubernetes; tests on the API server check the first.
 OTHER_KINDS = ("CustomResourceDefinition", "ServiceMonitor", "PodMonitor", "PrometheusRule")
 
@@ -39,7 +38,7 @@ def test_lint_finds_nothing() -> None:
 def test_objects_are_valid(objects: list[Object]) -> None:
     for each in objects:
         if each["kind"] not in OTHER_KINDS:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+            validate(each)
     assert len(
         {(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects}
     ) == len(objects)
@@ -271,7 +270,7 @@ def test_names_that_look_like_numbers_or_booleans_stay_strings(override: str) ->
     text = helm("template", "12", str(CHART), "--namespace", "99", values=values)
     for each in yaml.safe_load_all(text):
         if each:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+            validate(each)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
 from minisgl_operator.api.types import InferenceModel
 from support.cluster.chart import NAMESPACE, SAMPLES, Object, kustomized, of_kind, rendered
+from support.cluster.kubernetes_schemas import validate
 
 # Labels of the tool or its release.
 _TOOL_LABELS = (
@@ -58,7 +58,7 @@ def test_the_namespace_enforces_the_restricted_profile(tree: list[Object]) -> No
     [namespace] = of_kind(tree, "Namespace")
     assert namespace["metadata"]["name"] == NAMESPACE
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    kubernetes_validate.validate(namespace, "1.36", strict=True)
+    validate(namespace)
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)

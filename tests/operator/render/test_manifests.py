@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import kubernetes_validate
 import pytest
 
 from minisgl_operator.api.objects import Manifest, ref_of
@@ -15,8 +14,7 @@ from minisgl_operator.render.quantity import canonical
 from minisgl_operator.shell.resources import CHILDREN
 from support.cluster.example_models import EXAMPLES
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, inference_model
-
-KUBERNETES = "1.36"
+from support.cluster.kubernetes_schemas import validate
 
 examples = pytest.mark.parametrize("model", EXAMPLES.values(), ids=EXAMPLES)
 
@@ -34,7 +32,7 @@ def find(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
 @examples
 def test_every_manifest_is_valid(model: Any) -> None:
     for manifest in render(model, DEFAULTS):
-        kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+        validate(manifest)
 
 
 @examples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from cluster import tools
+from minisgl_operator.api.objects import copy_of
 
 ROOT: Final = Path(__file__).parents[3]
 CHART: Final = ROOT / "charts"
@@ -110,7 +112,12 @@ def helm(*arguments: str, values: Object | None = None) -> str:
 
 def rendered(values: Object, release: str = "minisgl") -> list[Object]:
     """Objects of the chart, including the pod of `helm test`."""
-    return _objects(helm("template", release, str(CHART), "--namespace", NAMESPACE, values=values))
+    return copy_of(_rendered(json.dumps(values), release))
+
+
+@cache
+def _rendered(values: str, release: str) -> list[Object]:
+    return _objects(helm("template", release, str(CHART), "--namespace", NAMESPACE, values=json.loads(values)))
 
 
 def kustomized(folder: Path = MANIFESTS) -> list[Object]:
@@ -133,4 +140,4 @@ def pods(objects: list[Object]) -> list[Object]:
 
 
 def _objects(text: str) -> list[Object]:
-    return [each for each in yaml.safe_load_all(text) if each]
+    return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]

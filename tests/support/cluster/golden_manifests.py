@@ -9,9 +9,9 @@ occurs once in an object, so the diff and the smallest example determine the ren
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from difflib import SequenceMatcher
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -23,6 +23,7 @@ from support.cluster.inference_models import DEFAULTS
 FOLDER = Path(__file__).parents[2] / "operator" / "render" / "golden"
 BASE_EXAMPLE = "smallest"
 BASE_FILE = FOLDER / f"{BASE_EXAMPLE}.yaml"
+_NO_LIMIT = 2**31 - 1
 COMMAND = "PYTHONPATH=operator:tests .venv/bin/python -m support.cluster.golden_manifests"
 
 
@@ -46,19 +47,20 @@ def golden(example: str, base: str) -> str:
 
 def rendered_text(example: str) -> str:
     """YAML in the order of rendering, with one line for each scalar and without aliases."""
-    return yaml.dump_all(render(EXAMPLES[example], DEFAULTS), Dumper=_Dumper, sort_keys=False, width=math.inf)
+    return yaml.dump_all(render(EXAMPLES[example], DEFAULTS), Dumper=_Dumper, sort_keys=False, width=_NO_LIMIT)
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.CSafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
+@cache
 def _objects(text: str) -> dict[str, str]:
     """Text of each object by `kind/name`."""
     objects: dict[str, str] = {}
     for document in text.split("---\n"):
-        body = yaml.safe_load(document)
+        body = yaml.load(document, yaml.CSafeLoader)
         ref = f"{body['kind']}/{body['metadata']['name']}"
         assert ref not in objects, f"{ref} is rendered twice"
         objects[ref] = document
@@ -92,6 +94,7 @@ def _hunks(old: str, new: str) -> Iterator[str]:
                 yield from (f"+{line}" for line in new_lines[j1:j2])
 
 
+@cache
 def _paths(text: str) -> list[str]:
     """Path of the field on each line, such as `spec.template.spec.containers[0].args[3]`."""
     paths: dict[int, str] = {}
@@ -107,7 +110,7 @@ def _paths(text: str) -> list[str]:
                 paths[item.start_mark.line] = f"{path}[{index}]"
                 visit(item, f"{path}[{index}]")
 
-    visit(yaml.compose(text, yaml.SafeLoader), "")
+    visit(yaml.compose(text, yaml.CSafeLoader), "")
     assert len(set(paths.values())) == len(text.splitlines()), "a scalar takes several lines"
     return [paths[line] for line in range(len(paths))]
 
