@@ -18,13 +18,13 @@ def recorded(facts: Facts) -> Facts:
         status = derive_status(facts, before.get("status") or {})
         if status == before.get("status"):
             return facts
-        facts = replace(facts, observed=replace(facts.observed, model_object={**before, "status": status}))
+        facts = facts.seen_again(replace(facts.observed, model_object={**before, "status": status}), facts.turn)
     raise AssertionError("each status leads to another one")
 
 
 def outcome(facts: Facts, now: datetime) -> tuple[tuple[Step, ...], Status]:
     """Plan and status at a time."""
-    facts = replace(facts, now=now)
+    facts = facts.seen_again(facts.observed, facts.turn, now)
     return plan(facts), derive_status(facts, facts.observed.model_object["status"])
 
 

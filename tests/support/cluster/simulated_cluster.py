@@ -62,8 +62,9 @@ class _Copies:
         for name, value in objects.items():
             content = msgspec.msgpack.encode(value)
             known = before.get(name)
-            changed = known is None or known[0] != content
-            self._found[name] = (content, msgspec.msgpack.decode(content)) if changed else known
+            if known is None or known[0] != content:
+                known = (content, msgspec.msgpack.decode(content))
+            self._found[name] = known
         return {name: copy for name, (_, copy) in self._found.items()}
 
 
