@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minisgl_operator.shell import peer_tokens
-from support.cluster.control_plane import LocalControlPlane
+from support.cluster.control_plane import AuditEvent, LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 from support.cluster.simulated_pods import report, running_status
 
@@ -317,7 +317,7 @@ def test_twenty_idle_models_cause_no_write_at_all(control_plane: LocalControlPla
     with OperatedCluster(control_plane) as cluster:
         control_plane.kubectl("create", "clusterrolebinding", user, "--clusterrole=cluster-admin", f"--user={user}")
         kubeconfig = control_plane.kubeconfig_for(user)
-        with cluster.operator(kubeconfig=kubeconfig, resync_seconds=2.0, probe_seconds=0.5) as operator:
+        with cluster.operator(kubeconfig=kubeconfig, resync_seconds=1.0, probe_seconds=0.5) as operator:
             names = [f"idle-{number}" for number in range(20)]
             for name in names:
                 cluster.apply(pvc_model(name))
@@ -337,7 +337,7 @@ def test_twenty_idle_models_cause_no_write_at_all(control_plane: LocalControlPla
             assert versions == _versions(cluster)
 
 
-def _requests(control_plane: LocalControlPlane, user: str) -> list[dict[str, Any]]:
+def _requests(control_plane: LocalControlPlane, user: str) -> list[AuditEvent]:
     return [event for event in control_plane.audit() if event["user"]["username"] == user]
 
 

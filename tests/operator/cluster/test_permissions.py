@@ -126,6 +126,7 @@ def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(
 ) -> None:
     rules, lease_rules = shipped_rules()
     with OperatedCluster(control_plane) as cluster, account(cluster, rules + lease_rules) as kubeconfig:
+        monkeypatch.setattr(lost_nodes, "FORCE_DELETE_AFTER", timedelta(seconds=1))
         # Tokens are replaced as soon as pods know the last ones.
         monkeypatch.setattr(peer_secret, "_ROTATION", timedelta(seconds=1))
         with cluster.operator(kubeconfig=kubeconfig):

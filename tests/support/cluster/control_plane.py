@@ -14,12 +14,13 @@ import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
+import msgspec
 import pytest
 
 from cluster import tools
@@ -31,13 +32,31 @@ DEFINITION_SECONDS: Final = 90.0
 SERVICE_CIDR: Final = "10.96.0.0/16"
 
 
+class AuditEvent(TypedDict, total=False):
+    """The parts of an audit.k8s.io/v1 event that tests read."""
+
+    verb: str
+    requestURI: str
+    userAgent: str
+    user: dict[str, Any]
+    objectRef: dict[str, str]
+    responseStatus: dict[str, Any]
+
+
+_AUDIT: Final = msgspec.json.Decoder(AuditEvent)
+
+
 @dataclass
 class LocalControlPlane:
-    """A running control plane. `kubeconfig` is its administrator's."""
+    """A running control plane. `kubeconfig` is its administrator's. `definitions`: the CustomResourceDefinitions that
+    are installed, and that no test changes."""
 
     plane: ControlPlane
     controllers_port: int
+    definitions: set[str] = field(default_factory=set)
     _processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _audit: list[AuditEvent] = field(default_factory=list)
+    _audit_read: int = 0
 
     @property
     def url(self) -> str:
@@ -62,7 +81,11 @@ class LocalControlPlane:
         return done
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        self.kubectl("apply", "-f", "-", stdin=_list(objects))
+
+    def try_out(self, objects: Iterable[Mapping[str, Any]], *args: str) -> subprocess.CompletedProcess[str]:
+        """Create the objects in a dry run of the API server, which must accept every one with all its fields."""
+        return self.kubectl("create", "--dry-run=server", "--validate=strict", *args, "-f", "-", stdin=_list(objects))
 
     def wait_for_definition(self, name: str) -> None:
         """Wait until objects of a CustomResourceDefinition can be created. `kubectl wait` fails while it has no
@@ -73,11 +96,16 @@ class LocalControlPlane:
             assert time.monotonic() < deadline, f"{name} is not established after {DEFINITION_SECONDS} s"
             time.sleep(0.05)
 
-    def audit(self) -> list[dict[str, Any]]:
+    def audit(self) -> list[AuditEvent]:
         """All requests so far, oldest first, as audit.k8s.io/v1 events at level Metadata."""
-        # The text after the last line break is incomplete.
-        lines = self.plane.audit_log.read_bytes().split(b"\n")[:-1]
-        return [json.loads(line) for line in lines]
+        with self.plane.audit_log.open("rb") as log:
+            log.seek(self._audit_read)
+            # The text after the last line break is incomplete.
+            new = log.read().rpartition(b"\n")[0]
+        if new:
+            self._audit += map(_AUDIT.decode, new.split(b"\n"))
+            self._audit_read += len(new) + 1
+        return self._audit[:]
 
     def stop(self, component: str) -> None:
         """Stop a process, as in an outage, until `start`."""
@@ -130,6 +158,10 @@ class LocalControlPlane:
                 problem = str(error)
             time.sleep(0.05)
         raise TimeoutError(f"{path} was not answered in {READY_SECONDS:.0f} s: {problem}")
+
+
+def _list(objects: Iterable[Mapping[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
 
 
 @contextmanager

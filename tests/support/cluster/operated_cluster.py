@@ -12,13 +12,14 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
 import uvloop
 from aiohttp import web
 
@@ -196,14 +197,14 @@ class OperatedCluster:
         """Pod → whether the last probe told it to refuse others than the model's pods."""
         self._tokens = TemporaryDirectory(prefix="minisgl-tokens-")
         self._pods: list[Manifest] = []
+        self._has_node = False
         self._thread = LoopThread()
         self._client: Client | None = None
         self._operators: list[RunningOperator] = []
 
     def __enter__(self) -> Self:
-        if self._with_crd:
+        if self._with_crd and MODEL.title not in self.control_plane.definitions:
             self.install()
-        self.control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
         self._thread.run(self._begin())
         return self
 
@@ -212,8 +213,6 @@ class OperatedCluster:
             operator.stop()
         self._thread.run(self._end())
         self._thread.close()
-        self.control_plane.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
-        self.control_plane.kubectl("delete", "node", self.node, "--ignore-not-found", check=False)
 
     # Actions of users
 
@@ -221,6 +220,7 @@ class OperatedCluster:
         """Install the CRD."""
         self.control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(crd()))
         self.control_plane.wait_for_definition(MODEL.title)
+        self.control_plane.definitions.add(MODEL.title)
 
     def apply(self, body: Manifest) -> Manifest:
         """Create or change an object in this namespace, as kubectl does."""
@@ -275,6 +275,7 @@ class OperatedCluster:
 
     def set_node(self, *, ready: bool, tainted: bool = False, since: datetime | None = None) -> None:
         """Create or change this namespace's node, which has been ready or silent `since` then; None: for an hour."""
+        self._has_node = True
         taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
         spec = {"taints": [taint] if tainted else []}
         self.control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": spec})
@@ -320,8 +321,9 @@ class OperatedCluster:
         return owned
 
     def until(self, condition: Callable[[], T], what: str, seconds: float = SECONDS) -> T:
-        """Wait until `condition` returns a true value; return it."""
-        end = time.monotonic() + seconds
+        """Wait until `condition` returns a true value; return it. It is asked less often the longer this takes."""
+        start = time.monotonic()
+        end = start + seconds
         while True:
             found = condition()
             if found:
@@ -330,7 +332,7 @@ class OperatedCluster:
                 broken = [operator.error for operator in self._operators if operator.error is not None]
                 models = {one["metadata"]["name"]: one.get("status") for one in self.list(MODEL.kind)}
                 raise AssertionError(f"{what} did not come in {seconds:.0f} s; operators: {broken}; models: {models}")
-            time.sleep(0.05)
+            time.sleep(min(0.5, max(0.05, (time.monotonic() - start) / 10)))
 
     def until_quiet(self, operator: RunningOperator) -> None:
         """Wait until the operator has been idle for a second, after the events of its own writes."""
@@ -358,20 +360,26 @@ class OperatedCluster:
         kubeconfig: Path | None = None,
         crash_after: int | None = None,
         also: tuple[str, ...] = (),
+        others: Sequence[OperatedCluster] = (),
         version: int = 1,
         models: ModelDefaults | None = None,
     ) -> RunningOperator:
-        """Start an operator for this namespace and those in `also`. `crash_after` is a number of writes. `version` is
-        the tag of its images."""
+        """Start an operator for this namespace, those in `also`, and those of `others`, whose pods it probes as well.
+        `crash_after` is a number of writes. `version` is the tag of its images."""
         engine, frontend = f"example.com/engine:{version}", f"example.com/frontend:{version}"
         config = Config(
             defaults=Defaults(self.namespace, engine, frontend, models=models or ModelDefaults()),
-            watch_namespaces=(*also, self.namespace),
+            watch_namespaces=(*also, *(other.namespace for other in others), self.namespace),
             resync_seconds=resync_seconds,
             probe_seconds=probe_seconds,
             kubeconfig=kubeconfig or self.control_plane.kubeconfig,
         )
-        running = RunningOperator(config, self._address, crash_after)
+        clusters = {each.namespace: each for each in (self, *others)}
+
+        def address(pod: Manifest) -> str | None:
+            return clusters.get(pod["metadata"]["namespace"], self)._address(pod)
+
+        running = RunningOperator(config, address, crash_after)
         self._operators.append(running)
         return running
 
@@ -390,18 +398,25 @@ class OperatedCluster:
 
     async def _begin(self) -> None:
         self._client = await Client(await connection(self.control_plane.kubeconfig)).__aenter__()
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
+        await self.client.request("POST", "/api/v1/namespaces", {}, body)
         app = web.Application()
         app.router.add_get("/{name}/status", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        self._nodes = asyncio.create_task(self._run_pods())
+        self._nodes = [asyncio.create_task(self._follow_pods()), asyncio.create_task(self._run_pods())]
 
     async def _end(self) -> None:
-        self._nodes.cancel()
-        await asyncio.gather(self._nodes, return_exceptions=True)
+        for task in self._nodes:
+            task.cancel()
+        await asyncio.gather(*self._nodes, return_exceptions=True)
         await self._runner.cleanup()
+        nodes = [NODE.path(None, self.node)] if self._has_node else []
+        for path in (f"/api/v1/namespaces/{self.namespace}", *nodes):
+            with suppress(ApiError):
+                await self.client.request("DELETE", path)
         await self.client.__aexit__()
         self._tokens.cleanup()
 
@@ -449,16 +464,34 @@ class OperatedCluster:
         for token in set(Path(self._tokens.name).glob("*/*")) - mounted:
             token.unlink()
 
+    async def _follow_pods(self) -> None:
+        """Keep `_pods`, by a watch: a list every moment takes much of the time of the API server."""
+        while True:
+            with suppress(ApiError):
+                version, pods = "", list[Manifest]()
+                async for page in self.client.pages(POD, self.namespace, CHILD_SELECTOR):
+                    version, pods = page.resource_version, pods + page.items
+                self._pods = pods
+                async for line in self.client.watch(POD, version):
+                    event = msgspec.json.decode(line)
+                    if event["type"] == "ERROR":
+                        break
+                    self._on_event(event["type"], event["object"])
+            await asyncio.sleep(0.05)
+
+    def _on_event(self, type: str, pod: Manifest) -> None:
+        metadata = pod["metadata"]
+        if metadata.get("namespace") == self.namespace and MODEL_LABEL in metadata.get("labels", {}):
+            others = [each for each in self._pods if each["metadata"]["name"] != metadata["name"]]
+            found = others if type == "DELETED" else [*others, pod]
+            self._pods = sorted(found, key=lambda each: str(each["metadata"]["name"]))
+
     async def _run_pods(self) -> None:
         for turn in itertools.count():
             with suppress(ApiError):
                 if turn % 10 == 0:
                     await self._mount_tokens()
-                pods: list[Manifest] = []
-                async for page in self.client.pages(POD, self.namespace, CHILD_SELECTOR):
-                    pods += page.items
-                self._pods = pods
-                for pod in pods:
+                for pod in self._pods:
                     await self._pretend(pod)
             await asyncio.sleep(0.05)
 
