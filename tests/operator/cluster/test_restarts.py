@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from support.launcher.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 LEASE = "one-release"
+AT_ONCE = 4
+"""Number of operators that are killed at the same time."""
 
 
 @pytest.fixture
@@ -54,24 +56,27 @@ def test_an_operator_killed_after_any_write_is_replaced_by_one_that_finishes(clu
         expected = outcome(cluster, "whole")
         cluster.delete("InferenceModel", "whole")
         cluster.until(lambda: not cluster.list("InferenceModel"), "its end")
-    crashes = 0
-    for number in range(1, 100):
-        name = f"crash-{number}"
-        cluster.apply(pvc_model(name))
-        dying = cluster.start_operator(crash_after=number)
-        done = lambda name=name: cluster.ready(name)  # noqa: E731
-        cluster.until(lambda done=done, dying=dying: dying.crashed.is_set() or done(), "a crash or the end")  # type: ignore[misc]
-        crashed = dying.crashed.is_set()
-        dying.stop()
-        with cluster.operator() as operator:
-            cluster.until(done, f"recovery from a crash after write {number}")
-            cluster.until_quiet(operator)
-            assert outcome(cluster, name) == expected
-            cluster.delete("InferenceModel", name)
-            cluster.until(lambda: not cluster.list("InferenceModel"), "its end")
-        crashes += crashed
-        if not crashed:
-            break
+    crashes, first = 0, 1
+    while crashes == first - 1:
+        assert crashes < 100
+        with ExitStack() as stack:
+            # Each in its own namespace, so that its writes are those for one new model.
+            clusters = [stack.enter_context(OperatedCluster(cluster.control_plane)) for _ in range(AT_ONCE)]
+            dying = []
+            for number, each in enumerate(clusters, first):
+                each.apply(pvc_model("crash"))
+                dying.append(each.start_operator(crash_after=number))
+            for each, operator in zip(clusters, dying, strict=True):
+                each.until(lambda each=each, op=operator: op.crashed.is_set() or each.ready("crash"), "a crash")
+                crashes += operator.crashed.is_set()
+                operator.stop()
+            successor = clusters[0].start_operator(others=clusters[1:])
+            for number, each in enumerate(clusters, first):
+                each.until(lambda each=each: each.ready("crash"), f"recovery from a crash after write {number}")
+            clusters[0].until_quiet(successor)
+            for each in clusters:
+                assert outcome(each, "crash") == expected
+        first += AT_ONCE
     assert crashes >= 12
 
 
