@@ -85,8 +85,7 @@ def test_objects_of_the_pages_are_accepted(control_plane: LocalControlPlane) -> 
     objects = [each for each in shown_objects() if each["kind"] != "Kustomization"]
     kinds = {"PersistentVolumeClaim", "Pod", "InferenceModel", "ResourceClaimTemplate", "HorizontalPodAutoscaler"}
     assert {each["kind"] for each in objects} == kinds
-    for each in objects:
-        control_plane.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", stdin=json.dumps(each))
+    control_plane.try_out(objects)
 
 
 def test_the_documented_overlay_equals_the_chart_with_a_registry(tmp_path: Path) -> None:

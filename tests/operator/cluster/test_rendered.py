@@ -26,14 +26,15 @@ def test_pods_whose_user_the_namespace_chooses_pass_the_restricted_profile(contr
     namespace = "rendered-without-users"
     control_plane.kubectl("create", "namespace", namespace)
     control_plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
+    tried = []
     for chosen in ({}, {"runAsUser": 1000650000, "fsGroup": 1000650000}):
         for manifest in render(EXAMPLES["pod-templates"], NAMESPACE_IDENTITY):
             if template := manifest.get("spec", {}).get("template"):
                 spec = {key: value for key, value in template["spec"].items() if key != "serviceAccountName"}
                 spec["securityContext"] = spec["securityContext"] | chosen
-                metadata = template["metadata"] | {"name": "tried", "namespace": namespace}
-                body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-                control_plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+                metadata = template["metadata"] | {"name": f"tried-{len(tried)}", "namespace": namespace}
+                tried.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    control_plane.try_out(tried)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
