@@ -30,7 +30,7 @@ def test_a_model_serves_through_its_service(namespace: Namespace, client: Client
 
 
 def test_two_pods_on_two_nodes_survive_a_killed_rank_and_a_rollout(namespace: Namespace, client: ClientPod) -> None:
-    model = cpu_model("demo", tensor=2, rollout={"strategy": "Recreate"})
+    model = cpu_model("demo", tensor=2, recovery={}, rollout={"strategy": "Recreate"})
     engines = {"app.kubernetes.io/instance": "demo", "app.kubernetes.io/component": "engine"}
     term = {"labelSelector": {"matchLabels": engines}, "topologyKey": "kubernetes.io/hostname"}
     apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

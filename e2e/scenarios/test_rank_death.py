@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 import httpx
+import pytest
 from openai import APIError, OpenAI
 
 from harness.asking import ANSWER, ask
@@ -31,10 +32,11 @@ PARTS = {
 }
 
 
+@pytest.mark.soak
 def test_a_killed_rank_restarts_in_its_pod_and_the_stream_goes_on(
     namespace: Namespace, client: ClientPod, measurement: Callable[[str], None]
 ) -> None:
-    namespace.apply(cpu_model("demo", tensor=2))
+    namespace.apply(cpu_model("demo", tensor=2, recovery={}))
     namespace.wait_for_condition("demo", "Ready")
     pods = {p["metadata"]["uid"] for p in namespace.pods("demo", "engine")}
     openai = client.openai("demo")
