@@ -59,6 +59,7 @@ def force_delete(namespace: Namespace, *pods: str) -> None:
     namespace.wait("other pods", replaced)
 
 
+@pytest.mark.soak
 def test_requests_outlive_an_engine_pod(namespace: Namespace, client: ClientPod, measurement: Measurement) -> None:
     serve(namespace, cpu_model("demo", replicas=2))
     with loaded("engine pod kill", client.service_url("demo"), measurement):
