@@ -20,7 +20,6 @@ from openai import OpenAI
 from harness import installation
 from harness.asking import ANSWER, ask
 from harness.client import ClientPod
-from harness.hub import Hub
 from harness.installation import kill_operator
 from harness.models import cpu_model
 from harness.namespace import Namespace
@@ -31,8 +30,10 @@ IN_PLACE: Final = {"strategy": "Recreate"}
 
 @pytest.fixture
 def ready(namespace: Namespace) -> Namespace:
-    """Namespace with the Ready model "demo"."""
-    namespace.apply(cpu_model("demo"))
+    """Namespace with the Ready model "demo", whose frontend leaves at once."""
+    model = cpu_model("demo")
+    model["spec"]["frontend"]["leaveSeconds"] = 1
+    namespace.apply(model)
     namespace.wait_for_condition("demo", "Ready")
     return namespace
 
@@ -45,22 +46,82 @@ def restarts(pods: list[dict[str, Any]]) -> int:
     return sum(status["restartCount"] for pod in pods for status in pod["status"]["containerStatuses"])
 
 
-def test_scaling_does_not_affect_the_frontend(ready: Namespace, client: ClientPod) -> None:
+def test_scale_suspend_and_frontend_edits_change_nothing_else(ready: Namespace, client: ClientPod) -> None:
     frontend = ready.pods("demo", "frontend")
-    openai = client.openai("demo")
-    for count in (3, 0, 1):
-        before = _engine_pods(ready)
-        ready.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
-        ready.wait("the change to begin", partial(_differ, ready, before))
-        kill_operator()
-        ready.wait(f"{count} ready replicas", partial(_serves, ready, count))
-        if count:
-            assert ask(openai, "demo") == ANSWER
+    for count in (2, 0, 1):
+        _scale(ready, client, count)
+    _suspend_and_resume(ready, client)
     pods = ready.pods("demo", "frontend")
     assert uids(pods) == uids(frontend)
     assert restarts(pods) == restarts(frontend)
 
+    engines = ready.pods("demo", "engine")
+    # Longer than a busy machine needs for what follows.
+    _edit_the_frontend(ready, {"leaveSeconds": 30})
+    assert ask(client.openai("demo"), "demo") == ANSWER
+    _ask_a_frontend_that_is_deleted(ready, client)
+    ready.wait_for_condition("demo", "Ready")
+    pods = ready.pods("demo", "engine")
+    assert uids(pods) == uids(engines)
+    assert restarts(pods) == restarts(engines)
 
+
+def _scale(namespace: Namespace, client: ClientPod, count: int) -> None:
+    before = _engine_pods(namespace)
+    namespace.kubectl("scale", "inferencemodel/demo", f"--replicas={count}")
+    namespace.wait("the change to begin", partial(_differ, namespace, before))
+    kill_operator()
+    namespace.wait(f"{count} ready replicas", partial(_serves, namespace, count))
+    if count:
+        assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def _suspend_and_resume(namespace: Namespace, client: ClientPod) -> None:
+    before = _engine_pods(namespace)
+    namespace.patch("inferencemodel", "demo", {"spec": {"suspend": True}})
+    namespace.wait("a change of the engine pods", lambda: _differ(namespace, before))
+    kill_operator()
+    namespace.wait("no engine pods", lambda: not _engines(namespace))
+    namespace.wait("the phase Suspended", lambda: namespace.status("demo")["phase"] == "Suspended")
+    namespace.patch("inferencemodel", "demo", {"spec": {"suspend": False}})
+    namespace.wait("an engine pod", lambda: _engines(namespace))
+    kill_operator()
+    namespace.wait_for_condition("demo", "Ready")
+    assert ask(client.openai("demo"), "demo") == ANSWER
+
+
+def _edit_the_frontend(namespace: Namespace, change: dict[str, Any]) -> None:
+    frontend = uids(namespace.pods("demo", "frontend"))
+    namespace.patch("inferencemodel", "demo", {"spec": {"frontend": change}})
+    namespace.wait("another frontend pod", lambda: uids(namespace.pods("demo", "frontend")) - frontend)
+    kill_operator()
+
+    def replaced() -> bool:
+        pods = namespace.objects("pods", "app.kubernetes.io/component=frontend")
+        return len(pods) == 1 and not uids(pods) & frontend
+
+    namespace.wait("another frontend", replaced)
+    namespace.wait_for_condition("demo", "Ready")
+
+
+def _ask_a_frontend_that_is_deleted(namespace: Namespace, client: ClientPod) -> None:
+    """As a load balancer that still has the address of its pod."""
+    (pod,) = namespace.pods("demo", "frontend")
+    name = pod["metadata"]["name"]
+    url = f"{client.pod_url(pod)}/v1"
+    began = time.monotonic()
+    namespace.kubectl("delete", "pod", name, "--wait=false")
+    namespace.wait("a pod that is not ready", lambda: not _is_ready(namespace.get("pods", name)))
+    assert time.monotonic() - began < 30, "it was too late to ask"
+    assert ask(OpenAI(base_url=url, api_key="none", max_retries=0), "demo") == ANSWER
+
+
+def _is_ready(pod: dict[str, Any] | None) -> bool:
+    assert pod is not None, "the pod ended"
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+
+
+@pytest.mark.soak
 def test_a_scale_down_keeps_the_replica_that_serves(namespace: Namespace, client: ClientPod) -> None:
     namespace.apply(cpu_model("demo", replicas=2, rollout=IN_PLACE))
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
@@ -126,20 +187,7 @@ def _serves(namespace: Namespace, count: int) -> bool:
     return (status["readyReplicas"], status["replicas"], pods, status["phase"]) == (count, count, count, phase)
 
 
-def test_suspend_removes_the_engines_and_resume_starts_them_again(ready: Namespace, client: ClientPod) -> None:
-    before = _engine_pods(ready)
-    ready.patch("inferencemodel", "demo", {"spec": {"suspend": True}})
-    ready.wait("a change of the engine pods", lambda: _differ(ready, before))
-    kill_operator()
-    ready.wait("no engine pods", lambda: not ready.objects("pods", "app.kubernetes.io/component=engine"))
-    ready.wait("the phase Suspended", lambda: ready.status("demo")["phase"] == "Suspended")
-    ready.patch("inferencemodel", "demo", {"spec": {"suspend": False}})
-    ready.wait("an engine pod", lambda: _engine_pods(ready))
-    kill_operator()
-    ready.wait_for_condition("demo", "Ready")
-    assert ask(client.openai("demo"), "demo") == ANSWER
-
-
+@pytest.mark.soak
 def test_an_engine_edit_replaces_replicas_one_by_one(namespace: Namespace, client: ClientPod) -> None:
     namespace.apply(cpu_model("demo", tensor=2, replicas=2, rollout=IN_PLACE))
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
@@ -198,68 +246,6 @@ def test_a_checkpoint_with_another_chat_template_replaces_replicas_one_by_one(
     answer = httpx.get(f"{client.service_url('demo')}/tokenizer_info", timeout=60).json()
     assert answer["chat_template"].startswith(remark)
     assert ask(openai, "demo") == ANSWER
-
-
-def test_a_frontend_edit_does_not_affect_the_engines(ready: Namespace, client: ClientPod) -> None:
-    engines = ready.pods("demo", "engine")
-    frontend = uids(ready.pods("demo", "frontend"))
-    ready.patch("inferencemodel", "demo", {"spec": {"frontend": {"resources": {"requests": {"cpu": "60m"}}}}})
-    ready.wait("another frontend pod", lambda: uids(ready.pods("demo", "frontend")) - frontend)
-    kill_operator()
-
-    def replaced() -> bool:
-        pods = ready.objects("pods", "app.kubernetes.io/component=frontend")
-        return len(pods) == 1 and not uids(pods) & frontend
-
-    ready.wait("another frontend", replaced)
-    ready.wait_for_condition("demo", "Ready")
-    pods = ready.pods("demo", "engine")
-    assert uids(pods) == uids(engines)
-    assert restarts(pods) == restarts(engines)
-    assert ask(client.openai("demo"), "demo") == ANSWER
-
-
-def test_a_frontend_that_is_deleted_serves_clients_that_do_not_know_it_yet(
-    namespace: Namespace, client: ClientPod
-) -> None:
-    model = cpu_model("demo")
-    model["spec"]["frontend"]["leaveSeconds"] = 30
-    namespace.apply(model)
-    namespace.wait_for_condition("demo", "Ready")
-    (pod,) = namespace.pods("demo", "frontend")
-    name = pod["metadata"]["name"]
-    url = f"{client.pod_url(pod)}/v1"
-    began = time.monotonic()
-    namespace.kubectl("delete", "pod", name, "--wait=false")
-    namespace.wait("a pod that is not ready", lambda: not _is_ready(namespace.get("pods", name)))
-    assert time.monotonic() - began < 30, "it was too late to ask"
-    # As a load balancer that still has the address of the pod.
-    assert ask(OpenAI(base_url=url, api_key="none", max_retries=0), "demo") == ANSWER
-
-
-def _is_ready(pod: dict[str, Any] | None) -> bool:
-    assert pod is not None, "the pod ended"
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
-
-
-def test_deleting_models_deletes_all_their_objects(namespace: Namespace, hub: Hub) -> None:
-    models = [cpu_model("demo", tensor=2), hub.model(namespace, "fetched")]
-    before = _everything(namespace)
-    namespace.apply(*models)
-    for name in ("demo", "fetched"):
-        namespace.wait_for_condition(name, "Ready")
-    assert {kind for kind, _ in _everything(namespace) - before} >= {"statefulset.apps", "deployment.apps", "service"}
-    namespace.kubectl("delete", "inferencemodel", "demo", "fetched", "--wait=false")
-    kill_operator()
-    namespace.wait("the deletion of all objects", lambda: _everything(namespace) <= before)
-
-
-def _everything(namespace: Namespace) -> set[tuple[str, str]]:
-    """Kind and name of all objects in the namespace, without events and metrics."""
-    kinds = namespace.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
-    listed = ",".join(kind for kind in kinds if not kind.startswith(("events", "pods.metrics")))
-    found = namespace.kubectl("get", listed, "--output=name", "--ignore-not-found").split()
-    return {(kind, name) for kind, _, name in (line.partition("/") for line in found)}
 
 
 class Observed:

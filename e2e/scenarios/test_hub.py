@@ -1,4 +1,4 @@
-"""Models from a fake Hub. The operator is killed during the fetch."""
+"""A model from a fake Hub. The operator is killed during the fetch, and during the deletion."""
 
 from __future__ import annotations
 
@@ -9,26 +9,39 @@ from harness.installation import kill_operator
 from harness.namespace import Namespace
 
 
-def test_a_hub_model_is_fetched_once_for_two_replicas(namespace: Namespace, client: ClientPod, hub: Hub) -> None:
-    repository = hub.fake.repositories["org/demo"]
-    repository.broken_downloads = 1
-    model = hub.model(namespace, "demo", revision="v1")
+def test_a_gated_model_is_fetched_once_for_two_replicas_and_all_its_objects_are_deleted_with_it(
+    namespace: Namespace, client: ClientPod, hub: Hub
+) -> None:
+    repository = hub.add("org/gated", token="secret", revisions=("main", "v1"), broken_downloads=1)
+    namespace.kubectl("create", "secret", "generic", "hub", "--from-literal=token=secret")
+    model = hub.model(namespace, "demo", "org/gated", revision="v1", tokenSecretRef={"name": "hub"})
     model["spec"]["replicas"] = 2
+    kinds = _kinds(namespace)
+    before = _everything(namespace, kinds)
     namespace.apply(model)
     namespace.wait("the fetch pod", lambda: namespace.pods("demo", "fetch"))
     kill_operator()
     namespace.wait("two replicas", lambda: namespace.status("demo").get("readyReplicas") == 2)
     assert ask(client.openai("demo"), "demo") == ANSWER
     # One interrupted download, and one that resumed it.
-    assert hub.fake.downloads("org/demo") == 2
+    assert hub.fake.downloads("org/gated") == 2
     assert namespace.status("demo")["model"]["commit"] == repository.commit
 
-
-def test_a_token_gives_access_to_a_gated_repository(namespace: Namespace, client: ClientPod, hub: Hub) -> None:
-    hub.add("org/gated", token="secret")
-    namespace.kubectl("create", "secret", "generic", "hub", "--from-literal=token=secret")
-    namespace.apply(hub.model(namespace, "demo", "org/gated", tokenSecretRef={"name": "hub"}))
-    namespace.wait("the fetch pod", lambda: namespace.pods("demo", "fetch"))
+    created = {kind for kind, _ in _everything(namespace, kinds) - before}
+    assert created >= {"statefulset.apps", "deployment.apps", "job.batch", "service"}
+    namespace.kubectl("delete", "inferencemodel", "demo", "--wait=false")
     kill_operator()
-    namespace.wait_for_condition("demo", "Ready")
-    assert ask(client.openai("demo"), "demo") == ANSWER
+    namespace.wait("the end of its pods", lambda: not namespace.objects("pods", "app.kubernetes.io/instance=demo"))
+    namespace.wait("the deletion of all objects", lambda: _everything(namespace, kinds) <= before)
+
+
+def _kinds(namespace: Namespace) -> str:
+    """All kinds of objects in namespaces, without events and metrics."""
+    kinds = namespace.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
+    return ",".join(kind for kind in kinds if not kind.startswith(("events", "pods.metrics")))
+
+
+def _everything(namespace: Namespace, kinds: str) -> set[tuple[str, str]]:
+    """Kind and name of all objects of these kinds in the namespace."""
+    found = namespace.kubectl("get", kinds, "--output=name", "--ignore-not-found").split()
+    return {(kind, name) for kind, _, name in (line.partition("/") for line in found)}
