@@ -27,6 +27,7 @@ EXPECTED = {
     "pvc-replicas.yaml": ("qwen3-32b", "Scheduled", "InsufficientGPU"),
     "cpu-two-pods.yaml": ("demo", "Ready", "Ready"),
     "autoscaling.yaml": ("qwen3-8b", "Scheduled", "NoStorageClass"),
+    "embedding.yaml": ("embedding", "Scheduled", "NoStorageClass"),
     "quantized.yaml": ("qwen3-14b", "Scheduled", "NoStorageClass"),
     "ingress.yaml": ("qwen3-ingress", "Scheduled", "NoStorageClass"),
 }
@@ -53,15 +54,11 @@ def with_test(images: dict[str, str]) -> Iterator[Namespace]:
     namespace.kubectl("delete", "persistentvolume", "-l", f"e2e={namespace.name}")
 
 
-def test_helm_test_gets_an_answer_of_a_model(with_test: Namespace) -> None:
+def test_helm_test_and_the_commands_of_the_release_notes_get_answers_of_a_model(with_test: Namespace) -> None:
+    """The commands are run as users paste them, with the name of an existing model and a free port."""
     with_test.wait_for_condition("asked", "Ready")
     output = installation.helm("test", installation.RELEASE, "--timeout=600s")
     assert "Phase:          Succeeded" in output, output
-
-
-def test_the_commands_of_the_release_notes_get_an_answer(with_test: Namespace) -> None:
-    """Run the commands as users paste them, with the name of an existing model and a free port."""
-    with_test.wait_for_condition("asked", "Ready")
     notes = textwrap.dedent(installation.helm("get", "notes", installation.RELEASE)).replace("qwen3", "asked")
     lines = notes.splitlines()
     forward = next(line.strip() for line in lines if " port-forward " in line)

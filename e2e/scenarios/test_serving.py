@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-import pytest
+from typing import Any
 
 from cluster.tools import say
 from harness.asking import ANSWER, QUESTION, ask, pieces
@@ -33,21 +32,24 @@ def test_apply_creates_an_endpoint(namespace: Namespace, client: ClientPod, meas
     say(namespace.kubectl("get", "imodel", "-o", "wide"))
 
 
-@pytest.mark.parametrize("spread", [False, True], ids=["one-node", "two-nodes"])
-def test_two_pods_give_the_same_answers_as_one(namespace: Namespace, client: ClientPod, spread: bool) -> None:
-    engines_of_two = {"app.kubernetes.io/instance": "two", "app.kubernetes.io/component": "engine"}
-    term = {"labelSelector": {"matchLabels": engines_of_two}, "topologyKey": "kubernetes.io/hostname"}
-    kind = "podAntiAffinity" if spread else "podAffinity"
-    two = cpu_model("two", tensor=2)
-    two["spec"]["engine"]["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    namespace.apply(cpu_model("one"), two)
+def test_two_pods_on_one_node_and_on_two_give_the_same_answers_as_one(namespace: Namespace, client: ClientPod) -> None:
+    namespace.apply(cpu_model("one"), _two_pods("near", "podAffinity"), _two_pods("far", "podAntiAffinity"))
     namespace.wait("the first pod", lambda: namespace.objects("pods", MODEL_LABEL))
     kill_operator()
-    for name in ("one", "two"):
+    for name in ("one", "near", "far"):
         namespace.wait_for_condition(name, "Ready")
-    nodes = {pod["spec"]["nodeName"] for pod in namespace.pods("two", "engine")}
-    assert len(nodes) == (2 if spread else 1)
-    assert namespace.status("two")["ranks"] == "2/2"
+    for name, count in (("near", 1), ("far", 2)):
+        assert len({pod["spec"]["nodeName"] for pod in namespace.pods(name, "engine")}) == count
+        assert namespace.status(name)["ranks"] == "2/2"
     questions = (QUESTION, "How do I run the tests?", "Write a poem about rain and iron.")
-    one, both = client.openai("one"), client.openai("two")
-    assert [ask(one, "one", q) for q in questions] == [ask(both, "two", q) for q in questions]
+    one, near, far = ([ask(client.openai(name), name, q) for q in questions] for name in ("one", "near", "far"))
+    assert one == near == far
+
+
+def _two_pods(name: str, kind: str) -> dict[str, Any]:
+    """Model with two pods, which an affinity of this kind brings together or keeps apart."""
+    labels = {"app.kubernetes.io/instance": name, "app.kubernetes.io/component": "engine"}
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    model = cpu_model(name, tensor=2)
+    model["spec"]["engine"]["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return model

@@ -35,7 +35,7 @@ def limit_range() -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "team"}, "spec": {"limits": [DEFAULTS]}}
 
 
-def test_a_model_starts_within_a_quota_and_serves_while_another_replica_exceeds_it(
+def test_a_model_starts_within_a_quota_and_serves_while_others_exceed_it(
     namespace: Namespace, client: ClientPod, hub: Hub, measurement: Callable[[str], None]
 ) -> None:
     # The quota counts pods that were created before it: the client's, too.
@@ -49,25 +49,27 @@ def test_a_model_starts_within_a_quota_and_serves_while_another_replica_exceeds_
         assert "team" in found["message"] and "ResourceQuota" in found["message"], found
         namespace.kubectl("scale", "inferencemodel/demo", "--replicas=1")
         namespace.wait_for_condition("demo", "Ready")
+        _another_model_names_the_fields_that_the_quota_requires(namespace)
     assert {pod["metadata"]["uid"] for pod in namespace.pods("demo", "engine")} == pods
     measurement(f"a namespace with a quota: {sent.summary()}")
     sent.check()
 
 
-def test_a_quota_on_limits_names_the_fields_that_are_missing(namespace: Namespace) -> None:
-    namespace.apply(quota(LIMITS))
-    namespace.apply(cpu_model("demo"))
+def _another_model_names_the_fields_that_the_quota_requires(namespace: Namespace) -> None:
+    """Without defaults of the namespace its pods are refused; with the named fields they are created."""
+    namespace.kubectl("delete", "limitrange", "team")
+    namespace.apply(quota({**LIMITS, "pods": "8"}), cpu_model("other"))
     fields = {f"spec.{part}.resources.limits.{each}" for part in ("engine", "frontend") for each in ("cpu", "memory")}
 
     def all_named() -> bool:
-        found = namespace.condition("demo", "Scheduled")
+        found = namespace.condition("other", "Scheduled")
         return found.get("reason") == "FieldsRequired" and all(field in found["message"] for field in fields)
 
     namespace.wait("the names of all fields", all_named)
-    resources = {"requests": {"cpu": "50m", "memory": "300Mi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
+    resources = {"requests": {"cpu": "50m", "memory": "300Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}}
     both = {part: {"resources": resources} for part in ("engine", "frontend")}
-    namespace.patch("inferencemodel", "demo", {"spec": both})
-    namespace.wait_for_condition("demo", "Ready")
+    namespace.patch("inferencemodel", "other", {"spec": both})
+    namespace.wait("its pods", lambda: all(namespace.pods("other", part) for part in ("engine", "frontend")))
 
 
 @dataclass(frozen=True)
