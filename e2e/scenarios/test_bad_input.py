@@ -1,6 +1,7 @@
 """Invalid input that the API server accepts: a condition reports what is wrong and what to do.
 
-A healthy model in another namespace must not be affected.
+A healthy model in another namespace must not be affected. What the API server alone decides, such as a taken name or a
+missing permission of the operator, is in `tests/operator/cluster/`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from openai import AuthenticationError
 
-from cluster.control_plane import kubectl
 from cluster.places import nodes, run
 from harness import installation
 from harness.asking import ANSWER, ask
@@ -24,217 +26,141 @@ from harness.hub import Hub
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
-OPERATOR_ROLE = "minisgl-operator"
+# It would start for each of the models. Those that are fetched need it: the pod of a fetch runs where frontends may.
+NO_FRONTEND: Final = {"nodeSelector": {"e2e/no-such-node": "true"}}
 
 
-@pytest.fixture(scope="module")
-def bystander(images: dict[str, str]) -> Iterator[ClientPod]:
-    """Client of a model that serves in another namespace."""
+@contextmanager
+def bystander(images: dict[str, str]) -> Iterator[None]:
+    """A model that serves in another namespace, before, while and after the block runs."""
     namespace = Namespace.create("bystander")
-    installation.publish_checkpoint("demo", installation.ROOT / ".cache/demo")
     namespace.mount_directory("models", installation.MODELS)
     namespace.apply(cpu_model("healthy"))
     namespace.wait_for_condition("healthy", "Ready")
-    yield ClientPod.create(namespace, images["frontend"])
-    namespace.delete()
+    client = ClientPod.create(namespace, images["frontend"])
+    pods = {p["metadata"]["uid"] for p in namespace.objects("pods")}
+    try:
+        yield
+        namespace.wait_for_condition("healthy", "Ready")
+        assert ask(client.openai("healthy"), "healthy") == ANSWER
+        assert {p["metadata"]["uid"] for p in namespace.objects("pods")} == pods
+    finally:
+        namespace.delete(wait=False)
 
 
-@pytest.fixture(autouse=True)
-def other_models_are_not_affected(bystander: ClientPod) -> Iterator[None]:
-    pods = {p["metadata"]["uid"] for p in bystander.namespace.objects("pods")}
-    yield
-    bystander.namespace.wait_for_condition("healthy", "Ready")
-    assert ask(bystander.openai("healthy"), "healthy") == ANSWER
-    assert {p["metadata"]["uid"] for p in bystander.namespace.objects("pods")} == pods
-
-
-def wait_for_failure(namespace: Namespace, kind: str, reason: str, *words: str) -> None:
-    """Wait until a condition of the model "bad" is False with this reason; its message must contain these words, and
-    exactly one Event must report it."""
-    condition = namespace.wait_for_condition("bad", kind, "False", reason=reason)
+def wait_for_failure(namespace: Namespace, model: str, kind: str, reason: str, *words: str) -> None:
+    """Wait until a condition of the model is False with this reason; its message must contain these words, and exactly
+    one Event must report it."""
+    condition = namespace.wait_for_condition(model, kind, "False", reason=reason)
     for word in words:
         assert word in condition["message"], condition["message"]
-    namespace.wait("an Event with the reason", lambda: reason in event_reasons(namespace))
-    assert event_reasons(namespace).count(reason) == 1
+    namespace.wait("an Event with the reason", lambda: reason in event_reasons(namespace, model))
+    assert event_reasons(namespace, model).count(reason) == 1
 
 
-def assert_no_container_restarted(namespace: Namespace) -> None:
-    statuses = [s for p in namespace.objects("pods") for s in p["status"].get("containerStatuses", [])]
+def event_reasons(namespace: Namespace, model: str) -> list[str]:
+    """Reasons of the Events about a model."""
+    regarding = ("InferenceModel", model)
+    found = namespace.objects("events")
+    return [each["reason"] for each in found if (each["regarding"]["kind"], each["regarding"]["name"]) == regarding]
+
+
+def assert_no_container_restarted(namespace: Namespace, model: str) -> None:
+    pods = namespace.objects("pods", f"app.kubernetes.io/instance={model}")
+    statuses = [s for p in pods for s in p["status"].get("containerStatuses", [])]
     assert all(s["restartCount"] == 0 for s in statuses), json.dumps(statuses)
 
 
-def test_a_tensor_parallel_size_that_does_not_divide_the_heads(namespace: Namespace) -> None:
-    namespace.apply(cpu_model("bad", tensor=3))
-    wait_for_failure(
-        namespace, "Accepted", "TensorDoesNotDivideHeads", "4 attention heads", "Set spec.parallelism.tensor"
-    )
-    assert_no_container_restarted(namespace)
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a model, and the condition that reports it with these words."""
+
+    model: dict[str, Any]
+    kind: str
+    reason: str
+    words: tuple[str, ...] = ()
+    starts_no_engine: bool = False
+    restarts_no_container: bool = False
 
 
-def test_an_image_that_does_not_exist(namespace: Namespace) -> None:
-    model = cpu_model("bad")
+def test_every_fault_is_reported_with_what_to_do(namespace: Namespace, hub: Hub, images: dict[str, str]) -> None:
+    """All models at the same time; a namespace with them can be deleted."""
+    disk = installation.MODELS.parent / "small"
+    with ExitStack() as stack:
+        stack.enter_context(bystander(images))
+        stack.enter_context(small_disk(disk, "1m"))
+        found = (*_faults_of_pods(), *_faults_of_a_fetch(namespace, hub, disk))
+        faults = {fault.model["metadata"]["name"]: fault for fault in found}
+        namespace.apply(*(fault.model for fault in found))
+        installation.kill_operator()
+        for name, fault in faults.items():
+            wait_for_failure(namespace, name, fault.kind, fault.reason, *fault.words)
+            assert not (fault.starts_no_engine and namespace.pods(name, "engine"))
+            if fault.restarts_no_container:
+                assert_no_container_restarted(namespace, name)
+        for node in nodes():
+            run(node, "mount", "-o", "remount,size=64m", disk)
+        namespace.wait_for_condition("disk", "ModelCached", reason="Cached")
+        namespace.delete()
+        assert namespace.kubectl("get", "namespace", namespace.name, "--ignore-not-found").strip() == ""
+
+
+def _faults_of_pods() -> Iterator[Fault]:
+    """Faults that the scheduler, a kubelet or the launcher of an engine finds."""
+    model = cpu_model("heads", tensor=3, frontend=NO_FRONTEND)
+    words = ("4 attention heads", "Set spec.parallelism.tensor")
+    yield Fault(model, "Accepted", "TensorDoesNotDivideHeads", words, restarts_no_container=True)
+    model = cpu_model("image")
     model["spec"]["engine"] |= {"image": "localhost/not-there:1", "imagePullPolicy": "IfNotPresent"}
-    namespace.apply(model)
-    wait_for_failure(namespace, "Scheduled", "ImagePullFailed", "localhost/not-there:1", "spec.engine.image")
-
-
-def test_a_missing_secret(namespace: Namespace, client: ClientPod) -> None:
-    model = cpu_model("bad")
-    model["spec"]["frontend"]["auth"] = {"apiKeysSecretRef": {"name": "keys-not-there"}}
-    namespace.apply(model)
-    wait_for_failure(namespace, "Accepted", "SecretNotFound", "keys-not-there", "create it")
-    assert_no_container_restarted(namespace)
-    namespace.kubectl("create", "secret", "generic", "keys-not-there", "--from-literal=keys=key-1")
-    namespace.wait_for_condition("bad", "Ready")
-    with pytest.raises(AuthenticationError):
-        ask(client.openai("bad", "key-2"), "bad")
-    assert ask(client.openai("bad", "key-1"), "bad") == ANSWER
-
-
-def test_a_missing_claim(namespace: Namespace) -> None:
-    model = cpu_model("bad")
+    yield Fault(model, "Scheduled", "ImagePullFailed", ("localhost/not-there:1", "spec.engine.image"))
+    model = cpu_model("claim")
     model["spec"]["model"]["source"]["pvc"] = {"claimName": "claim-not-there"}
-    namespace.apply(model)
-    wait_for_failure(namespace, "Accepted", "ClaimNotFound", "claim-not-there", "create it")
-
-
-def test_too_few_gpus(namespace: Namespace) -> None:
-    model = cpu_model("bad")
+    yield Fault(model, "Accepted", "ClaimNotFound", ("claim-not-there", "create it"))
+    model = cpu_model("gpu")
     model["spec"]["engine"]["device"] = "auto"
-    namespace.apply(model)
-    wait_for_failure(namespace, "Scheduled", "InsufficientGPU", "nvidia.com/gpu", "Free GPUs")
-
-
-def test_a_directory_without_a_checkpoint(namespace: Namespace) -> None:
-    model = cpu_model("bad")
+    yield Fault(model, "Scheduled", "InsufficientGPU", ("nvidia.com/gpu", "Free GPUs"))
+    model = cpu_model("nothing", frontend=NO_FRONTEND)
     model["spec"]["model"]["source"]["pvc"]["path"] = "nothing-here"
-    namespace.apply(model)
-    wait_for_failure(namespace, "Accepted", "InvalidModel")
-    assert_no_container_restarted(namespace)
-
-
-def test_a_truncated_checkpoint(namespace: Namespace) -> None:
+    yield Fault(model, "Accepted", "InvalidModel", restarts_no_container=True)
     broken = installation.MODELS / "broken"
     shutil.rmtree(broken, ignore_errors=True)
     shutil.copytree(installation.MODELS / "demo", broken)
     with (broken / "model.safetensors").open("r+b") as file:
         file.truncate(100_000)
-    model = cpu_model("bad")
+    model = cpu_model("truncated", frontend=NO_FRONTEND)
     model["spec"]["model"]["source"]["pvc"]["path"] = "broken"
-    namespace.apply(model)
-    wait_for_failure(namespace, "Accepted", "InvalidModel")
-    assert_no_container_restarted(namespace)
+    yield Fault(model, "Accepted", "InvalidModel", restarts_no_container=True)
+    model = cpu_model("memory", frontend=NO_FRONTEND, recovery={})
+    model["spec"]["engine"]["resources"] = {"requests": {"memory": "64Mi"}, "limits": {"memory": "160Mi"}}
+    yield Fault(model, "EngineReady", "OutOfMemory", ("spec.engine.resources.limits.memory",))
 
 
-@pytest.mark.parametrize(
-    ("repository", "reason", "next_step"),
-    [
-        ("org/gated", "AuthRequired", "tokenSecretRef"),
-        # Without a token, the Hub does not reveal whether a repository is private or does not exist.
-        ("org/none", "AuthRequired", "Check its name"),
-        ("org/demo", "NotFound", "huggingFace"),
-        ("org/limited", "RateLimited", "continues automatically"),
-    ],
-    ids=["gated", "missing", "no-such-revision", "limited"],
-)
-def test_errors_of_the_hub(namespace: Namespace, hub: Hub, repository: str, reason: str, next_step: str) -> None:
+def _faults_of_a_fetch(namespace: Namespace, hub: Hub, disk: Path) -> Iterator[Fault]:
     hub.add("org/gated", token="secret")
     hub.add("org/limited", too_many_requests=100_000)
-    revision = {"revision": "v2"} if reason == "NotFound" else {}
-    namespace.apply(hub.model(namespace, "bad", repository, **revision))
-    installation.kill_operator()
-    wait_for_failure(namespace, "ModelCached", reason, repository, next_step)
-    assert not namespace.pods("bad", "engine")
-
-
-def test_a_full_disk(namespace: Namespace, hub: Hub) -> None:
-    directory = installation.MODELS.parent / "small"
-    with small_disk(directory, "1m"):
-        namespace.apply(hub.model_in(namespace, "bad", directory))
-        wait_for_failure(namespace, "ModelCached", "NoSpace", "org/demo", "needs", "free", "cache.size")
-        assert not namespace.pods("bad", "engine")
-        for node in nodes():
-            run(node, "mount", "-o", "remount,size=64m", directory)
-        namespace.wait_for_condition("bad", "ModelCached", reason="Cached")
-        namespace.delete()
-
-
-def test_a_missing_permission_of_the_operator(namespace: Namespace) -> None:
-    with without_permission("statefulsets", "create"):
-        namespace.apply(cpu_model("bad"))
-        wait_for_failure(namespace, "Accepted", "Forbidden", "statefulsets", "create")
-        namespace.wait("the other children", lambda: namespace.get("deployments", "bad-frontend"))
-    namespace.wait_for_condition("bad", "Ready")
-
-
-def event_reasons(namespace: Namespace) -> list[str]:
-    """Reasons of the Events about models."""
-    found = namespace.objects("events")
-    return [event["reason"] for event in found if event["regarding"]["kind"] == "InferenceModel"]
-
-
-@contextmanager
-def without_permission(resource: str, verb: str) -> Iterator[None]:
-    """Remove a verb on one resource from the operator's role."""
-    role = json.loads(kubectl("get", "clusterrole", OPERATOR_ROLE, "-o", "json"))
-    fewer = [
-        {**rule, "verbs": [each for each in rule["verbs"] if each != verb]} if resource in rule["resources"] else rule
-        for rule in role["rules"]
+    found = [
+        Fault(hub.model(namespace, name, repo, **source), "ModelCached", reason, (repo, next_step))
+        for name, repo, source, reason, next_step in (
+            ("gated", "org/gated", {}, "AuthRequired", "tokenSecretRef"),
+            # Without a token, the Hub does not reveal whether a repository is private or does not exist.
+            ("missing", "org/none", {}, "AuthRequired", "Check its name"),
+            ("revision", "org/demo", {"revision": "v2"}, "NotFound", "huggingFace"),
+            ("limited", "org/limited", {}, "RateLimited", "continues automatically"),
+        )
     ]
-    assert fewer != role["rules"]
-    apply_role({**role, "rules": fewer})
-    try:
-        yield
-    finally:
-        apply_role(role)
+    words = ("org/demo", "needs", "free", "cache.size")
+    found.append(Fault(hub.model_in(namespace, "disk", disk), "ModelCached", "NoSpace", words))
+    yield from (replace(fault, starts_no_engine=True) for fault in found)
 
 
-def apply_role(role: dict[str, Any]) -> None:
-    """Apply a role as helm: another owner of its fields would block upgrades of the release."""
-    metadata = {name: role["metadata"][name] for name in ("name", "labels", "annotations")}
-    options = ("--server-side", "--force-conflicts", "--field-manager=helm")
-    kubectl("apply", *options, "-f", "-", stdin=json.dumps({**role, "metadata": metadata}))
-
-
-def test_an_engine_out_of_memory(namespace: Namespace) -> None:
+def test_a_missing_secret_is_reported_and_its_keys_are_required(namespace: Namespace, client: ClientPod) -> None:
     model = cpu_model("bad")
-    model["spec"]["engine"]["resources"] = {"requests": {"memory": "64Mi"}, "limits": {"memory": "160Mi"}}
+    model["spec"]["frontend"]["auth"] = {"apiKeysSecretRef": {"name": "keys-not-there"}}
     namespace.apply(model)
-    wait_for_failure(namespace, "EngineReady", "OutOfMemory", "spec.engine.resources.limits.memory")
-
-
-def test_a_namespace_with_a_model_can_be_deleted(namespace: Namespace) -> None:
-    namespace.apply(cpu_model("bad"))
-    namespace.wait("its pods", lambda: namespace.pods("bad", "engine"))
-    namespace.delete()
-    assert namespace.kubectl("get", "namespace", namespace.name, "--ignore-not-found").strip() == ""
-
-
-def test_a_deleted_child_is_created_again_and_an_edited_one_corrected(namespace: Namespace) -> None:
-    # Without a number in the spec, the editor would own it.
-    namespace.apply(cpu_model("bad", frontend={"replicas": 1}))
-    namespace.wait("its Service", lambda: namespace.get("services", "bad"))
-    before = uid(namespace.get("services", "bad"))
-    namespace.kubectl("delete", "service", "bad")
-    namespace.wait("another Service", lambda: uid(namespace.get("services", "bad")) not in ("", before))
-    namespace.patch("deployment", "bad-frontend", {"spec": {"replicas": 3}})
-
-    def repaired() -> bool:
-        deployment = namespace.get("deployments", "bad-frontend")
-        return deployment is not None and deployment["spec"]["replicas"] == 1
-
-    namespace.wait("the Deployment with one replica again", repaired)
-
-
-def test_a_name_conflict_with_another_owner(namespace: Namespace) -> None:
-    namespace.kubectl("create", "service", "clusterip", "bad", "--tcp=80")
-    before = uid(namespace.get("services", "bad"))
-    namespace.apply(cpu_model("bad"))
-    wait_for_failure(namespace, "Accepted", "Conflict", "bad")
-    assert uid(namespace.get("services", "bad")) == before
-    namespace.kubectl("delete", "service", "bad")
+    wait_for_failure(namespace, "bad", "Accepted", "SecretNotFound", "keys-not-there", "create it")
+    assert_no_container_restarted(namespace, "bad")
+    namespace.kubectl("create", "secret", "generic", "keys-not-there", "--from-literal=keys=key-1")
     namespace.wait_for_condition("bad", "Ready")
-
-
-def uid(found: dict[str, Any] | None) -> str:
-    return str(found["metadata"]["uid"]) if found else ""
+    with pytest.raises(AuthenticationError):
+        ask(client.openai("bad", "key-2"), "bad")
+    assert ask(client.openai("bad", "key-1"), "bad") == ANSWER
