@@ -12,6 +12,7 @@ from harness import installation, writes
 from harness.models import cpu_model
 from harness.namespace import Namespace
 
+SECONDS = 1800
 MODELS = 20
 SERVING = 2
 """Models that serve. The others are suspended and their frontends cannot be scheduled, so that all fit on a laptop."""
@@ -24,10 +25,8 @@ def resync_every_30_seconds(images: dict[str, str]) -> Iterator[None]:
     installation.install(images)
 
 
-@pytest.mark.parametrize("seconds", [180, pytest.param(1800, marks=pytest.mark.soak)])
-def test_an_idle_operator_writes_nothing_but_its_lease(
-    namespace: Namespace, resync_every_30_seconds: None, seconds: int
-) -> None:
+@pytest.mark.soak
+def test_an_idle_operator_writes_nothing_but_its_lease(namespace: Namespace, resync_every_30_seconds: None) -> None:
     models = [cpu_model(f"m{i}") for i in range(SERVING)]
     for i in range(SERVING, MODELS):
         models.append(cpu_model(f"m{i}", suspend=True))
@@ -43,7 +42,7 @@ def test_an_idle_operator_writes_nothing_but_its_lease(
     namespace.wait("the objects of all models", settled)
     writes.until_quiet(namespace)
     began = writes.position()
-    time.sleep(seconds)  # the test observes this time
+    time.sleep(SECONDS)  # the test observes this time
     written = Counter(writes.of_operators(began))
     leases = [write for write in written if write.resource == "leases"]
     assert leases, "the log shows no renewal of the Lease, and would show no other write"

@@ -22,7 +22,7 @@ def test_down_restores_the_state_of_the_host() -> None:
     cluster("down")
     before = snapshot(state)
     try:
-        cluster("up", "--nodes", "2")
+        cluster("up", "--nodes", "1")
         during = snapshot(state)
     finally:
         cluster("down")
