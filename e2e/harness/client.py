@@ -9,7 +9,7 @@ import httpx
 from openai import OpenAI
 
 from cluster.layout import in_url
-from harness.namespace import PATIENCE, Manifest, Namespace
+from harness.namespace import Manifest, Namespace
 
 RESTRICTED: Final = {
     "allowPrivilegeEscalation": False,
@@ -29,7 +29,13 @@ class ClientPod:
     def create(cls, namespace: Namespace, image: str, name: str = "client", node: str = "") -> ClientPod:
         """Create the pod, on this node if one is named, and wait until it is Ready."""
         namespace.apply(manifest(name, image, node))
-        namespace.kubectl("wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={PATIENCE:.0f}s")
+
+        def ready() -> bool:
+            found = namespace.get("pods", name) or {}
+            conditions = found.get("status", {}).get("conditions", [])
+            return any((c["type"], c["status"]) == ("Ready", "True") for c in conditions)
+
+        namespace.wait(f"pod {name}", ready)
         return cls(namespace, name)
 
     def port_to(self, address: str) -> int:

@@ -19,6 +19,7 @@ from cluster.layout import STATE
 from cluster.places import shell
 from cluster.relay import host_kubeconfig
 from cluster.tools import say
+from harness.objects import forget, read_all
 from image_builder import build
 from image_builder.buildah import BLOBS
 
@@ -122,16 +123,14 @@ def kill_operator(name: str | None = None) -> None:
     """Kill the operator process of this pod, or of all pods, with SIGKILL, so that it cannot release its Lease. Its pod
     is deleted too, because a container that is killed repeatedly is restarted with growing delays; the Deployment
     creates another pod."""
-    pods = json.loads(kubectl("-n", NAMESPACE, "get", "pods", f"--selector={OPERATOR}", "-o", "json"))["items"]
-    for pod in pods:
+    for pod in read_all(NAMESPACE, "pods", OPERATOR):
         if name not in (None, pod["metadata"]["name"]):
             continue
         for status in pod["status"].get("containerStatuses", []):
             container = status.get("containerID", "").removeprefix("containerd://")
             if "running" in status["state"]:
                 ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
-        options = ["--force", "--grace-period=0", "--wait=false", "--ignore-not-found"]
-        kubectl("-n", NAMESPACE, "delete", "pod", pod["metadata"]["name"], *options)
+        forget(NAMESPACE, "pods", pod["metadata"]["name"])
 
 
 def operator_report() -> str:

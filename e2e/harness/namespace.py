@@ -113,17 +113,20 @@ class Namespace:
     def mount_directory(self, claim: str, directory: Path, *, writable: bool = False) -> None:
         """Create a claim for a directory of the host, which all nodes mount."""
         mode = "ReadWriteMany" if writable else "ReadOnlyMany"
-        self.provide_volume(claim, directory, mode)
         spec = {
             "accessModes": [mode],
             "storageClassName": "",
             "volumeName": f"{self.name}-{claim}",
             "resources": {"requests": {"storage": _VOLUME_SIZE}},
         }
-        self.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec})
+        claimed = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim}, "spec": spec}
+        self.apply(self._volume(claim, directory, mode), claimed)
 
     def provide_volume(self, claim: str, directory: Path, mode: str) -> None:
         """Create a volume for a claim of this name, from a directory of the nodes."""
+        self.apply(self._volume(claim, directory, mode))
+
+    def _volume(self, claim: str, directory: Path, mode: str) -> Manifest:
         spec = {
             "capacity": {"storage": _VOLUME_SIZE},
             "accessModes": [mode],
@@ -133,7 +136,7 @@ class Namespace:
             "claimRef": {"namespace": self.name, "name": claim},
         }
         metadata = {"name": f"{self.name}-{claim}", "labels": {"e2e": self.name}}
-        self.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
+        return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec}
 
     def report(self) -> str:
         """Objects, status, events and the last lines of all logs, to understand a failure."""

@@ -1,5 +1,5 @@
-"""Read objects of the API server through one connection: scenarios ask several times a second, and each start of
-kubectl takes a tenth of a second of CPU."""
+"""Read and delete objects of the API server through one connection: scenarios ask several times a second, and each
+start of kubectl takes a quarter of a second of CPU time."""
 
 from __future__ import annotations
 
@@ -35,6 +35,14 @@ def read_all(namespace: str, resource: str, selector: str = "") -> list[dict[str
     """All objects that a label selector matches."""
     found = _get(namespace, resource, _GROUP_OF[resource], labelSelector=selector)
     return [] if found is None else [*found["items"]]
+
+
+def forget(namespace: str, resource: str, name: str) -> None:
+    """Delete an object without a grace period, like `kubectl delete --force`, unless it does not exist."""
+    path = f"/{_GROUP_OF[resource]}/namespaces/{namespace}/{resource}/{name}"
+    response = _client().delete(path, params={"gracePeriodSeconds": 0})
+    if response.is_error and response.status_code != httpx.codes.NOT_FOUND:
+        raise CommandFailed(f"DELETE {response.url}: status {response.status_code}: {response.text[:500]}")
 
 
 def _get(namespace: str, path: str, group: str, **query: str) -> dict[str, Any] | None:
