@@ -22,7 +22,7 @@ from harness.namespace import Namespace
 
 KEEP: Final = "E2E_KEEP"
 """Environment variable: keep the cluster and the namespaces of failed tests, to inspect them."""
-_LONGEST: Final = ("test_idle", "test_kills", "test_rank_death", "test_changes", "test_continuity", "test_operators")
+_LONGEST: Final = ("test_kills", "test_changes", "test_nodes", "test_bad_input", "test_rank_death", "test_operators")
 """Files whose scenarios take longest: they begin first, so that none is left alone at the end."""
 _MEASURED: Final = "measured"
 """Property of a test's report: a line that is printed at the end."""

@@ -15,7 +15,7 @@ import httpx
 
 from harness.asking import ANSWER, QUESTION
 
-_PAUSE: Final = 0.2
+_PAUSE: Final = 0.5
 """Seconds between requests of one thread: they share two cores with everything else."""
 _GIVE_UP: Final = 240.0
 """Seconds after which a request that is retried counts as not answered."""
