@@ -40,7 +40,7 @@ def _repeat_row(file: Path, number: int, rows: int) -> None:
             before, columns = entry["shape"]
             width = len(tensor) // before
             tensor += tensor[number * width : (number + 1) * width] * (rows - before)
-            entry = {**entry, "shape": [rows, columns]}
+            entry["shape"] = [rows, columns]
         written[name] = {**entry, "data_offsets": [len(data), len(data) + len(tensor)]}
         data += tensor
     encoded = json.dumps(written).encode()
