@@ -16,7 +16,7 @@ from cluster.containers import ctr
 from cluster.control_plane import kubectl
 from cluster.images import BlobImage
 from cluster.layout import STATE
-from cluster.places import shell
+from cluster.places import CommandFailed, shell
 from cluster.relay import host_kubeconfig
 from cluster.tools import say
 from harness.objects import forget, read_all
@@ -129,7 +129,12 @@ def kill_operator(name: str | None = None) -> None:
         for status in pod["status"].get("containerStatuses", []):
             container = status.get("containerID", "").removeprefix("containerd://")
             if "running" in status["state"]:
-                ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
+                try:
+                    ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
+                except CommandFailed as error:
+                    # It may have ended since the API server told of it.
+                    if "no running task found" not in str(error):
+                        raise
         forget(NAMESPACE, "pods", pod["metadata"]["name"])
 
 
