@@ -318,7 +318,10 @@ class _Look:
 
 
 @pytest.mark.parametrize(("max_restarts", "expected"), [(0, set()), (1, {"rank0"})])
-def test_a_standby_is_kept_only_where_a_restart_is_allowed(spec: Spec, max_restarts: int, expected: set[str]) -> None:
+def test_a_standby_is_kept_only_where_a_restart_is_allowed(
+    spec: Spec, max_restarts: int, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("email.mime.text",))
     look = _Look()
     look.supervisor = Supervisor(
