@@ -140,7 +140,7 @@ def test_answers_outlive_the_death_of_a_rank(tmp_path: Path) -> None:
     served.wait_until_ready()
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=240)
     running = client.completions.create(
-        model="default", prompt="Hello", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        model="default", prompt="Hello", max_tokens=700, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(running))
     with ThreadPoolExecutor(1) as pool:

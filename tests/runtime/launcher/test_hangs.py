@@ -82,7 +82,7 @@ def _hang_when_idle(served: Served, hangs: Path, operation: str, symptom: str) -
 def _hang_under_load(served: Served, hangs: Path, operation: str, symptom: str) -> None:
     """A hang or a failed step meets answers that run and requests that wait."""
     reported = _errors(served).count(symptom)
-    streams = [Client(served.url, "tiny", stream=True, tokens=500) for _ in range(4)]
+    streams = [Client(served.url, "tiny", stream=True, tokens=700) for _ in range(4)]
     eventually(lambda: all(client.chunks for client in streams))
     waiting = [Client(served.url, "tiny", stream=number < 2, tokens=40) for number in range(4)]
     eventually(lambda: served.metric("vllm:num_requests_waiting") == 4)

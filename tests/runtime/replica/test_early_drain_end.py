@@ -100,7 +100,7 @@ def frontend(folder: Path, pods: Pods, *, drain_seconds: float = DRAIN_SECONDS) 
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(("count", "tokens"), [(1, 600), (2, 400)])
+@pytest.mark.parametrize(("count", "tokens"), [(1, 1000), (2, 600)])
 def test_a_held_request_gets_the_next_pods_and_no_answer_changes(
     count: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,9 +176,9 @@ def test_answers_go_on_at_another_replica_when_the_time_to_drain_is_over(monkeyp
         server = stack.enter_context(frontend(folder, replicas[0], drain_seconds=0.1))
         url = f"http://127.0.0.1:{server.port}"
         eventually(lambda: _routable(server) == 2)
-        expected = Stream(url, 600).wait()
+        expected = Stream(url, 1000).wait()
 
-        streams = [Stream(url, 600) for _ in range(2)]
+        streams = [Stream(url, 1000) for _ in range(2)]
         eventually(lambda: all(len(stream.text) > 10 for stream in streams))
         stopped.popen.send_signal(signal.SIGTERM)
         assert stopped.popen.wait(WAIT_SECONDS) == 0, stopped.log.read_text()

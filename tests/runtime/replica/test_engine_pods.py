@@ -193,7 +193,7 @@ def test_a_drain_of_one_pod_or_of_all_lets_requests_finish(replica: Start) -> No
     assert (status["restarts"], status["last_failure"]) == (0, None)
 
     # Kubernetes stops all pods of a replica at the same time.
-    client, running = _running(pods, 400)
+    client, running = _running(pods, 700)
     member.popen.send_signal(signal.SIGTERM)
     leader.popen.send_signal(signal.SIGTERM)
     client.read_until(lambda: client.status is not None and client.status.draining)
@@ -204,7 +204,7 @@ def test_a_drain_of_one_pod_or_of_all_lets_requests_finish(replica: Start) -> No
     client.read_until(lambda: late in client.failed)
     assert client.failed[late].code == "draining"
     client.read_until(lambda: running in client.finish)
-    assert (client.finish[running], len(client.tokens[running])) == ("length", 400)
+    assert (client.finish[running], len(client.tokens[running])) == ("length", 700)
     client.close()
     assert leader.popen.wait(60) == 0
     assert member.popen.wait(60) == 0

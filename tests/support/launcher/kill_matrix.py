@@ -43,10 +43,10 @@ STREAMS: Final = 8
 PLAIN: Final = 2
 STARTED: Final = 6
 """Streams that must have tokens before the kill."""
-TOKENS: Final = 250
+TOKENS: Final = 400
 """Tokens of each answer; the tiny server's pool holds all of them."""
 _CLIENT_SECONDS: Final = 300
-MOST_CHUNKS: Final = 60
+MOST_CHUNKS: Final = 100
 """Most chunks of a stream that counts as one with most of its answer to come at the kill. A chunk is a token, or a few
 when the client reads slowly."""
 
@@ -58,9 +58,9 @@ VICTIMS: Final = ("rank0", "tokenizer0", "frontend", "rank1", "launcher")
 RUNNING: Final = 4
 QUEUED_STREAMS: Final = 12
 QUEUED_PLAIN: Final = 4
-RUNNING_TOKENS: Final = 300
-QUEUED_TOKENS: Final = 20
-LONG_PROMPT: Final = "Count on " * 100
+RUNNING_TOKENS: Final = 500
+QUEUED_TOKENS: Final = 40
+LONG_PROMPT: Final = "Count on " * 200
 """Prompt of the running requests. Its prefill takes many steps of STEP_TOKENS, so that a kill meets it."""
 STEP_TOKENS: Final = 16
 _RESUBMITTED: Final = "minisgl:requests_retried_total"
