@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 
+from minisgl.engine.interface import EngineStats
 from minisgl.offline.llm import LLM
 from support.numerics.encoder_checkpoints import EMBEDDERS, TEXTS, write_embedder
 
@@ -22,10 +23,11 @@ _HEADS_OF_64: Final[Mapping[str, Mapping[str, Any]]] = {
 LONG: Final = [TEXTS[0] * 3, *TEXTS]
 
 
-def embeddings(checkpoint: Path, device: str, **options: Any) -> tuple[np.ndarray, int]:
-    """Embeddings of LONG, and the number of kernels that were compiled for them."""
+def embeddings(
+    checkpoint: Path, device: str, texts: Sequence[Sequence[int]] = LONG, **options: Any
+) -> tuple[np.ndarray, EngineStats]:
     with LLM(checkpoint, device=device, detokenize=False, max_running=16, **options) as llm:  # type: ignore[arg-type]
-        return llm.embed(LONG), llm.stats.compiled_after_ready
+        return llm.embed(texts), llm.stats
 
 
 @pytest.mark.parametrize("changes", [{}, _HEADS_OF_64], ids=["small heads", "heads of 64"])
@@ -35,11 +37,11 @@ def test_embeddings_are_those_of_a_cpu(name: str, changes: Mapping[str, Mapping[
         pytest.skip("the sizes of the other ones are in the first case")
     write_embedder(tmp_path, name, **changes.get(name, {}))
     exact, _ = embeddings(tmp_path, "cpu", dtype="float32")
-    single, compiled = embeddings(tmp_path, "cuda", dtype="float32")
-    assert compiled == 0
+    single, stats = embeddings(tmp_path, "cuda", dtype="float32")
+    assert stats.compiled_after_ready == 0
     assert np.abs(single - exact).max() < 1e-3
-    rounded, compiled = embeddings(tmp_path, "cuda", dtype="bfloat16")
-    assert compiled == 0
+    rounded, stats = embeddings(tmp_path, "cuda", dtype="bfloat16")
+    assert stats.compiled_after_ready == 0
     assert (rounded * exact).sum(1).min() > 0.995
 
 
@@ -48,3 +50,19 @@ def test_chunks_and_cached_beginnings_change_nothing(tmp_path: Path) -> None:
     whole, _ = embeddings(tmp_path, "cuda")
     cut, _ = embeddings(tmp_path, "cuda", max_step_tokens=24, page_size=16)
     assert (whole * cut).sum(1).min() > 0.995
+
+
+@pytest.mark.parametrize("name", ["xlm-roberta", "qwen3", "qwen3, mean"])
+def test_captured_steps_change_nothing(name: str, tmp_path: Path) -> None:
+    """Their padding is a text, and the outputs of others follow from lengths on the device alone."""
+    write_embedder(tmp_path, name, **_HEADS_OF_64[name])
+    draw = np.random.default_rng(0)
+    texts = [draw.integers(4, 300, length).tolist() for length in (100, *draw.integers(1, 60, 60))]
+    # One of them begins with a cached prefix, where there is one.
+    texts.append(texts[0][:90])
+    limits = {"max_step_tokens": 128, "page_size": 16, "dtype": "bfloat16"}
+    eager, stats = embeddings(tmp_path, "cuda", texts, cuda_graph_max_tokens=0, **limits)
+    assert stats.graph_replays == stats.captures == 0
+    captured, stats = embeddings(tmp_path, "cuda", texts, **limits)
+    assert stats.graph_replays == stats.steps and stats.captures > 0 and stats.compiled_after_ready == 0
+    assert (eager * captured).sum(1).min() > 0.999

@@ -39,12 +39,28 @@ class PackedAttention:
         self._blocks: dict[tuple[int, bool], LocalBlocks] = {}
         self._groups: list[LengthGroup] | None = None
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether attention follows from what is on the device alone: FlashAttention-3 serves all layers."""
+        return all(
+            fa3 and of.window is None and not of.sinks for fa3, of in zip(self._has_fa3, self._shapes, strict=True)
+        )
+
     def begin(self, offsets: torch.Tensor, lengths: IntArray) -> None:
         """Bind a step of sequences of `lengths` [S], at least one token each, of which sequence i begins at token
         `offsets[i]` and ends before `offsets[i + 1]` [S + 1] int32 on the device."""
-        self._offsets, self._lengths = offsets, lengths
-        self._tokens, self._longest = int(lengths.sum()), int(lengths.max())
-        self._places = torch.arange(self._tokens, device=self._device)
+        self._lengths = lengths
+        self._begin(offsets, int(lengths.sum()), int(lengths.max()))
+
+    def begin_captured(self, offsets: torch.Tensor, tokens: int) -> None:
+        """`begin` of a step of exactly `tokens` tokens in sequences of any lengths, some of them empty, of which a CUDA
+        graph that is captured now reads the offsets."""
+        assert self.can_be_captured
+        self._begin(offsets, tokens, tokens)
+
+    def _begin(self, offsets: torch.Tensor, tokens: int, longest: int) -> None:
+        self._offsets, self._tokens, self._longest = offsets, tokens, longest
+        self._places = torch.arange(tokens, device=self._device)
         self._blocks.clear()
         self._groups = None
 

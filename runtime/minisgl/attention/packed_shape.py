@@ -21,3 +21,5 @@ class PackedShape:
     of the sequence."""
     softcap: float | None = None
     """c of c · tanh(score / c)."""
+    sinks: bool = False
+    """Heads have sinks, see `interface.Attention`."""

@@ -16,7 +16,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes
+from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
 from minisgl.engine.runner import Runner, attention_shapes
@@ -169,10 +169,9 @@ class _EngineBuilder:
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
-        # Steps of texts have so many tokens that the device waits for no launch.
+        self._prefill_graphs = self._prefill_sizes() if pooler is None else self._text_sizes()
         if pooler is not None:
             self._largest_graph = 0
-        self._prefill_graphs = self._prefill_sizes() if pooler is None else []
         if preload is not None:
             self._warm_up(compile_log)
         pages = self._pages()
@@ -202,11 +201,13 @@ class _EngineBuilder:
             max_model_len=min(self._max_model_len, tokens),
             vocab_size=model.config.vocab_size,
             eos_token_ids=model.config.eos_token_ids,
-            step_graphs=tuple((size.decode, size.tokens) for size in self._prefill_graphs),
+            step_graphs=()
+            if pooler is not None
+            else tuple((size.decode, size.tokens) for size in self._prefill_graphs),
             pooling=None if self._pooling is None else _pooled_output(self._pooling),
         )
         if pooler is not None:
-            texts = PagedTexts(runner, pooler)
+            texts = PagedTexts(runner, pooler, self._prefill_graphs)
             return self._serving(PoolingEngine(texts, parallel, limits, stats, device, audit=config.audit), compile_log)
         if preload is None:
             return CpuEngine(runner, parallel, limits, stats, audit=config.audit)
@@ -234,7 +235,11 @@ class _EngineBuilder:
         if preload is not None:
             preload.finish()
         attention = packed_attention(model_config, self._parallel, model.parameters.dtype, device)
-        texts = PackedTexts(model, attention, pooler, device)
+        step_tokens = max(config.max_step_tokens, self._max_model_len)
+        graph_tokens = min(step_tokens, config.cuda_graph_max_tokens)
+        is_captured = attention.can_be_captured and self._parallel.size == 1
+        graphs = text_sizes(config.max_running, graph_tokens, prefixes=False) if is_captured else []
+        texts = PackedTexts(model, attention, pooler, device, graphs)
         data_types = self._data_types(model.parameters, "none")
         clock.end("kernels", device)
         limits = EngineLimits(
@@ -257,7 +262,6 @@ class _EngineBuilder:
         )
         engine = PoolingEngine(texts, self._parallel, limits, stats, device, audit=config.audit)
         if device.type == "cuda":
-            step_tokens = max(config.max_step_tokens, self._max_model_len)
             for plan in text_plans(self._max_model_len, config.max_running, step_tokens):
                 engine.collect(engine.launch(plan))
             clock.end("warm_up", device)
@@ -343,6 +347,18 @@ class _EngineBuilder:
         # The padding of a step may be one segment of all its tokens, which has as many positions.
         most = min(most, *limits, self._max_model_len, most_keys)
         return prefill_sizes(self._largest_graph, most, self._config.max_step_tokens)
+
+    def _text_sizes(self) -> list[StepSize]:
+        """Sizes of the steps of texts that are captured."""
+        config = self._config
+        most_keys = min(kind.prefill.most_graph_keys for kind in self._attention.kinds)
+        if self._device.type != "cuda" or not most_keys or self._parallel.size > 1:
+            return []
+        # The padding of a step is one segment, as in steps of prompts.
+        most = min(config.max_step_tokens, config.cuda_graph_max_tokens, self._max_model_len, most_keys)
+        if self._model_config.moe is not None:
+            most = min(most, _MOE_GRAPH_TOKENS)
+        return text_sizes(config.max_running, most, prefixes=True)
 
     def _warm_up(self, compile_log: CompileLog) -> None:
         """Launch every kernel of later steps once, on a few layers and without a pool."""

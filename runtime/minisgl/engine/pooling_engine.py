@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
@@ -10,9 +10,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
+from minisgl.attention.layered import LayeredAttention
 from minisgl.attention.packed import PackedAttention
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.engine.batch import PackedStep
+from minisgl.engine.batch import PackedStep, StepSize
+from minisgl.engine.graphs.capture import padding_step
+from minisgl.engine.graphs.sizes import fitting_size
+from minisgl.engine.graphs.text_graphs import TextGraphs
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import Runner
 from minisgl.engine.step_guard import StepGuard, check_hashes, gather_hashes
@@ -20,60 +24,154 @@ from minisgl.errors import EngineError
 from minisgl.models.decoder import Decoder
 from minisgl.models.encoder import Encoder
 from minisgl.models.pooler import Pooler
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.plan import EMPTY, IntArray, StepPlan, StepResult
 
 
 class Texts(Protocol):
     """Model of one rank, up to the pooled outputs. It does not wait for the device."""
 
+    graphs: TextGraphs
+
     def outputs(self, plan: StepPlan) -> torch.Tensor:
-        """Outputs [S, size] float32 of the texts that end in this step."""
+        """Outputs [S, size] float32 of the texts that end in this step, valid until the next one."""
         ...
 
 
 class PagedTexts:
     """Texts whose tokens attend to earlier ones only: they are computed in chunks, behind cached prefixes."""
 
-    def __init__(self, runner: Runner, pooler: Pooler) -> None:
+    def __init__(self, runner: Runner, pooler: Pooler, sizes: Sequence[StepSize] = ()) -> None:
+        """`sizes`: of captured steps, as `text_sizes` gives them."""
         self._runner = runner
         self._pooler = pooler
+        self._attention: dict[StepSize, LayeredAttention] = {}
+        self.graphs = TextGraphs(sizes, self._work)
+        most = max((3 * size.tokens + 6 * (size.segments + 2) for size in sizes), default=0)
+        self._inputs = torch.zeros(most, dtype=torch.int32, device=runner.device)
+        """Of captured steps."""
 
     def outputs(self, plan: StepPlan) -> torch.Tensor:
-        packed = PackedStep(plan, self._runner.tables)
-        step = packed.view(packed.on_host().to(self._runner.device, non_blocking=True))
-        return self._pooler.output(self._runner.run_hidden(packed, step))
+        runner = self._runner
+        size = fitting_size(self.graphs.sizes, plan, runner.attention.most_graph_keys)
+        if size is not None and not self.graphs.has(size):
+            size = None
+        packed = PackedStep(plan, runner.tables, size)
+        uploaded = _upload(packed.on_host(), runner.device)
+        step = packed.view(uploaded)
+        if size is None:
+            return self._pooler.output(runner.run_hidden(packed, step))
+        runner.apply_updates(step)
+        self._inputs[: packed.graph_size].copy_(uploaded[: packed.graph_size])
+        self._attention[size].prepare(runner.attention_batch(packed, step))
+        return self.graphs.replay(size)[: packed.sampled]
+
+    def _work(self, size: StepSize) -> Callable[[], torch.Tensor] | None:
+        runner = self._runner
+        attention = runner.attention.for_graph(0, size.tokens, segments=size.segments + 1, prefix=size.prefix)
+        if attention is None:
+            return None
+        self._attention[size] = attention
+        packed, step = padding_step(runner.tables, size, None, self._inputs)
+        batch = runner.attention_batch(packed, step)
+        attention.prepare(batch)
+        return lambda: self._pooler.output(runner.hidden(step, batch, attention, step.sample_rows))
 
 
 class PackedTexts:
     """Texts that are computed whole, one after the other in one batch without padding, and without a KV pool."""
 
     def __init__(
-        self, model: Decoder | Encoder, attention: PackedAttention, pooler: Pooler, device: torch.device
+        self,
+        model: Decoder | Encoder,
+        attention: PackedAttention,
+        pooler: Pooler,
+        device: torch.device,
+        sizes: Sequence[StepSize] = (),
     ) -> None:
+        """`sizes`: of captured steps, as `text_sizes` gives them, for attention that can be captured."""
+        assert attention.can_be_captured or not sizes
         self._model = model
         self._attention = attention
         self._pooler = pooler
         self._device = device
+        self.graphs = TextGraphs(sizes, self._work)
+        most = max((sum(_lengths(size)) for size in sizes), default=0)
+        self._inputs = torch.zeros(most, dtype=torch.int32, device=device)
+        """Of captured steps: tokens, positions, types, offsets."""
 
     def outputs(self, plan: StepPlan) -> torch.Tensor:
-        lengths = plan.prefill_lengths
-        offsets = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
-        positions = np.arange(offsets[-1], dtype=np.int32) - np.repeat(offsets[:-1], lengths)
-        types = np.zeros(0, np.int32)
-        if len(plan.second_texts):
-            second = np.repeat(plan.second_texts, lengths)
-            types = ((second > 0) & (positions >= second)).astype(np.int32)
+        lengths, tokens = plan.prefill_lengths, plan.prefill_tokens
+        size = fitting_size(self.graphs.sizes, plan, most_keys=0)
+        if size is not None and self.graphs.has(size):
+            padding = size.tokens - len(tokens)
+            # Behind the texts is one of padding, and the others are empty.
+            offsets = _offsets([*lengths, padding, *[0] * (size.segments - len(lengths))])
+            parts = [tokens, _positions(lengths), _types(plan) if len(plan.second_texts) else np.zeros_like(tokens)]
+            inputs = np.concatenate([*(np.pad(part, (0, padding)) for part in parts), offsets])
+            self._inputs[: len(inputs)].copy_(_pinned(torch.from_numpy(inputs)), non_blocking=True)
+            return self.graphs.replay(size)[: len(lengths)]
+        parts = [tokens, _positions(lengths), _types(plan), _offsets(lengths)]
         # One copy to the device.
-        parts = [plan.prefill_tokens, positions, offsets, types]
-        on_device = torch.from_numpy(np.concatenate(parts)).to(self._device, non_blocking=True)
-        tokens, places, bounds, token_types = torch.split(on_device, list(map(len, parts)))
+        on_device = _upload(torch.from_numpy(np.concatenate(parts)), self._device)
+        of_tokens, positions, types, bounds = torch.split(on_device, list(map(len, parts)))
         self._attention.begin(bounds, lengths)
+        return self._pooled(of_tokens, positions, types, bounds)
+
+    def _work(self, size: StepSize) -> Callable[[], torch.Tensor]:
+        tokens, positions, types, bounds = torch.split(self._inputs[: sum(_lengths(size))], _lengths(size))
+        for part in (tokens, positions, types):
+            part.zero_()
+        bounds.fill_(size.tokens)
+        bounds[:1].zero_()
+
+        def run() -> torch.Tensor:
+            self._attention.begin_captured(bounds, size.tokens)
+            return self._pooled(tokens, positions, types, bounds)
+
+        return run
+
+    def _pooled(
+        self, tokens: torch.Tensor, positions: torch.Tensor, types: torch.Tensor, bounds: torch.Tensor
+    ) -> torch.Tensor:
+        """Outputs of the step that attention has begun. Without `types` all are 0."""
         if isinstance(self._model, Encoder):
-            hidden = self._model.forward(tokens, places, self._attention, token_types if len(types) else None)
+            hidden = self._model.forward(tokens, positions, self._attention, types if len(types) else None)
         else:
-            hidden = self._model.forward(tokens, places, self._attention)
+            hidden = self._model.forward(tokens, positions, self._attention)
         return self._pooler.output(self._pooler.take(hidden, bounds))
+
+
+def _lengths(size: StepSize) -> list[int]:
+    """Lengths of tokens, positions, types and offsets, with those of the padding."""
+    return [size.tokens, size.tokens, size.tokens, size.segments + 2]
+
+
+def _offsets(lengths: IntArray | list[int]) -> IntArray:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _positions(lengths: IntArray) -> IntArray:
+    offsets = _offsets(lengths)
+    return np.arange(offsets[-1], dtype=np.int32) - np.repeat(offsets[:-1], lengths)
+
+
+def _types(plan: StepPlan) -> IntArray:
+    """Type of each token; empty where all are 0."""
+    if not len(plan.second_texts):
+        return EMPTY
+    second = np.repeat(plan.second_texts, plan.prefill_lengths)
+    return ((second > 0) & (_positions(plan.prefill_lengths) >= second)).astype(np.int32)
+
+
+def _pinned(host: torch.Tensor) -> torch.Tensor:
+    """A copy from which the device reads by itself: from other memory it would first end the steps before this one."""
+    return host.pin_memory()
+
+
+def _upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return host if device.type == "cpu" else _pinned(host).to(device, non_blocking=True)
 
 
 class _Launched(NamedTuple):
@@ -86,8 +184,8 @@ class _Launched(NamedTuple):
 
 
 class PoolingEngine:
-    """Implements `interface.Engine`. A thread launches the steps, so that the scheduler continues meanwhile: on a GPU
-    the kernels of hundreds of texts take longer than their launches, on a CPU torch releases the interpreter lock."""
+    """Implements `interface.Engine`. A thread launches the steps, so that the scheduler continues meanwhile: a step
+    without a graph takes the host long to launch, and on a CPU torch releases the interpreter lock."""
 
     def __init__(
         self,
@@ -115,7 +213,7 @@ class PoolingEngine:
             return plan.step, self._worker.submit(self._run, plan)
 
     def use_idle_time(self) -> bool:
-        return False
+        return self._worker.submit(self._capture).result()
 
     def waits_for_masks(self, handle: tuple[int, Future[_Launched]]) -> bool:
         return False
@@ -144,7 +242,9 @@ class PoolingEngine:
 
     def _run(self, plan: StepPlan) -> _Launched:
         with self._guard.step(), torch.inference_mode(), self._on_stream():
+            replays = self._texts.graphs.replays
             values = self._texts.outputs(plan)
+            self._count(is_replay=self._texts.graphs.replays > replays)
             hashes = gather_hashes(self._parallel, values.view(torch.int32).flatten()) if self._compare_ranks else None
             if self._stream is None:
                 return _Launched(values, hashes, None)
@@ -153,6 +253,17 @@ class PoolingEngine:
             done = torch.cuda.Event()
             done.record()
             return _Launched(on_host, hashes, done)
+
+    def _capture(self) -> bool:
+        with self._guard.step(), torch.inference_mode(), self._on_stream():
+            is_more = self._texts.graphs.capture_next()
+            self.stats.captures = self._texts.graphs.count
+            return is_more
+
+    def _count(self, *, is_replay: bool) -> None:
+        self.stats.captures = self._texts.graphs.count
+        self.stats.graph_replays += is_replay
+        self.stats.eager_prefill_steps += self._stream is not None and not is_replay
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:

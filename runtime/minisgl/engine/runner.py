@@ -157,9 +157,9 @@ class Runner:
     ) -> torch.Tensor:
         """Logits [S, vocab_local] of the rows that sample. `attention` must be prepared for `batch`."""
         rows = step.sample_rows if packed.num_segments else None
-        return self._model.local_logits(self._hidden(step, batch, attention, rows))
+        return self._model.local_logits(self.hidden(step, batch, attention, rows))
 
-    def _hidden(
+    def hidden(
         self, step: DeviceStep, batch: AttentionBatch, attention: LayeredAttention, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """Hidden states [S, hidden] of the tokens `rows`, or of all tokens [T, hidden]."""
@@ -202,7 +202,7 @@ class Runner:
         self.apply_updates(step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
-        return self._hidden(step, batch, self.attention, step.sample_rows)
+        return self.hidden(step, batch, self.attention, step.sample_rows)
 
     def run_model(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> PlainSample:
         """Run the step eagerly up to the plain sample."""
@@ -211,7 +211,7 @@ class Runner:
         self.attention.prepare(batch)
         prompt_report = None
         if step.changes is not None and len(step.changes.prompt_rows):
-            hidden = self._hidden(step, batch, self.attention, None)
+            hidden = self.hidden(step, batch, self.attention, None)
             prompt_report = self.sampler.report_prompt(self._model.local_logits, hidden, step.changes)
             logits = self._model.local_logits(hidden[step.sample_rows])
         else:

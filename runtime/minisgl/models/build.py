@@ -51,6 +51,7 @@ def packed_attention(
             causal=of.causal,
             window=of.window,
             softcap=of.softcap,
+            sinks=of.sinks,
         )
         for of in config.attentions
     ]

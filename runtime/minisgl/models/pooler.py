@@ -38,10 +38,11 @@ class Pooler:
 
     def take(self, hidden: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Pool the hidden states [T, hidden] of S texts, one after the other, of which text i begins at token
-        `offsets[i]` and ends before `offsets[i + 1]` [S + 1]; none is empty. Returns [S, hidden], a mean in float32."""
+        `offsets[i]` and ends before `offsets[i + 1]` [S + 1]. Returns [S, hidden], a mean in float32; rows of empty
+        texts behind the others mean nothing."""
         match self.config.method:
             case "first":
-                return hidden.index_select(0, offsets[:-1])
+                return hidden.index_select(0, offsets[:-1].clamp(max=len(hidden) - 1))
             case "last":
                 return hidden.index_select(0, offsets[1:] - 1)
             case "mean":

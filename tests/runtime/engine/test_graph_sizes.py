@@ -12,6 +12,7 @@ from minisgl.engine.graphs.sizes import (
     launch_bound_tokens,
     prefers_cascade,
     prefill_sizes,
+    text_sizes,
 )
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
@@ -119,3 +120,16 @@ def test_only_long_shared_prefixes_of_many_rows_save_more_than_a_graph() -> None
     assert not any(prefers_cascade(plan, page_bytes) for plan in plans)
     long = make_plan(0, decode=decode, prefixes=[SharedPrefix(60, np.arange(200, dtype=np.int32))])
     assert prefers_cascade(long, page_bytes) and not prefers_cascade(long, page_bytes // 8)
+
+
+def test_steps_of_texts_have_graphs_with_little_padding_up_to_the_budget() -> None:
+    sizes = text_sizes(256, 8448, prefixes=False)
+    assert [size.tokens for size in sizes][-2:] == [8192, 8448]
+    for tokens in range(8, 8449):
+        size = next(size for size in sizes if size.tokens >= tokens)
+        assert size.tokens <= max(16, 2 * tokens) and (tokens < 2048 or size.tokens < 1.5 * tokens)
+        assert size.segments == min(size.tokens, 256) and size.decode == 0 and not size.prefix
+    assert {(size.tokens, size.prefix) for size in text_sizes(4, 20, prefixes=True)} == {
+        (tokens, prefix) for tokens in (16, 20) for prefix in (False, True)
+    }
+    assert text_sizes(256, 0, prefixes=True) == []

@@ -27,6 +27,8 @@ _MANY_ROWS_TOKENS: Final = 2048
 """Most tokens of captured steps beside more than the fewest of these rows: larger ones compute few padded rows more."""
 _LEAST_MIXED_TOKENS: Final = 64
 """Fewest prompt tokens of captured steps with decode rows."""
+_TEXT_TOKENS: Final = (*(16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072), *range(4096, 16385, 1024))
+"""Tokens of captured steps of a model that does not generate."""
 _LAUNCH_SECONDS: Final = 0.45e-3
 """Host time to launch the kernels of one layer."""
 _LAUNCHES: Final = 3
@@ -84,6 +86,14 @@ def prefill_sizes(most_rows: int, most_tokens: int, budget: int) -> list[StepSiz
     if most_tokens >= budget:
         fitting.add(StepSize(most_rows, budget, _FULL_STEP_SEGMENTS))
     return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode, size.prefix))
+
+
+def text_sizes(most_rows: int, most_tokens: int, *, prefixes: bool) -> list[StepSize]:
+    """Sizes of captured steps of up to `most_rows` texts with up to `most_tokens` tokens in all, the smallest first.
+    `prefixes`: texts may also begin behind a cached one."""
+    tokens = sorted({*(each for each in _TEXT_TOKENS if each < most_tokens), most_tokens} - {0})
+    kinds = (False, True) if prefixes else (False,)
+    return [StepSize(0, each, min(each, most_rows), prefix) for each in tokens for prefix in kinds]
 
 
 def _mixed_sizes(rows: int, totals: Iterable[int]) -> list[StepSize]:
