@@ -53,16 +53,33 @@ def test_tiles_of_experts_in_mxfp4_fit_into_shared_memory(pairs_per_expert: int)
     compile_kernels(tiles, 2880, 90, SHARED_MEMORY, types, groups=4, hidden=2880, limit=7.0)
 
 
-@pytest.mark.parametrize("groups", [0, 1, 2])
-@pytest.mark.parametrize("width", [768, 384])
-def test_the_kernels_for_rows_of_experts_compile_for_hopper(width: int, groups: int) -> None:
-    """They move no weights or inputs between threads: their layouts assert that. Without groups weights are in FP8."""
-    types = dict.fromkeys(("x", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32") | {"tokens": "i32"}
-    types |= {} if groups else {"words": "*fp8e4nv", "scales": "*fp32"}
-    sizes = {"HIDDEN": 2048, "WIDTH": width, "GROUPS": groups, "PDL": True}
-    registers = skinny_gluon._INT4_REGISTERS if groups else skinny_gluon._FP8_REGISTERS
+@pytest.mark.parametrize(
+    ("hidden", "width", "kind"),
+    [
+        *((2048, width, kind) for width in (768, 384) for kind in ("FP8", "INT4 by 128", "INT4 by 64")),
+        # gpt-oss: whole, and one of two ranks.
+        (2880, 2880, "MXFP4"),
+        (2880, 1472, "MXFP4"),
+    ],
+)
+def test_the_kernels_for_rows_of_experts_compile_for_hopper(hidden: int, width: int, kind: str) -> None:
+    """They move no weights or inputs between threads: their layouts assert that."""
+    types = dict.fromkeys(("x", "bias", "out"), "*bf16") | {"words": "*i32", "scales": "*i32", "tokens": "i32"}
+    types |= {"FP8": {"words": "*fp8e4nv", "scales": "*fp32"}, "MXFP4": {"scales": "*u8"}}.get(kind, {})
+    groups, registers = {
+        "FP8": (0, skinny_gluon._FP8_REGISTERS),
+        "INT4 by 64": (2, skinny_gluon._INT4_REGISTERS),
+        "MXFP4": (1, skinny_gluon._FP4_REGISTERS),
+    }.get(kind, (1, skinny_gluon._INT4_REGISTERS))
+    sizes = {"GROUPS": groups, "BIAS": kind == "MXFP4", "PDL": True}
+    row = -(-width // 128) * 128
+    of_gate = {"INPUTS": -(-hidden // 128) * 128, "WIDTH": width, "ROW": row, "TOP_K": 8}
+    of_gate |= {"ALPHA": 1.702, "LIMIT": 7.0 if kind == "MXFP4" else 0.0}
     options = {"num_warps": skinny_gluon._WARPS, "maxnreg": registers}
-    for kernel, more in ((skinny_gluon._gate_up, {"TOP_K": 8}), (skinny_gluon._down, {})):
+    for kernel, more in (
+        (skinny_gluon._gate_up, of_gate),
+        (skinny_gluon._down, {"INPUTS": row, "HIDDEN": hidden}),
+    ):
         assert compiled(kernel, types, sizes | more, options=options).asm["cubin"]
 
 

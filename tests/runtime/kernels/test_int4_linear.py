@@ -153,7 +153,7 @@ def test_the_kernels_for_experts_compile_for_hopper(
 
 def test_the_kernel_for_pairs_of_experts_compiles_for_hopper() -> None:
     types = dict.fromkeys(("x", "rows"), "*bf16") | dict.fromkeys(("pairs", "tokens"), "i32")
-    constants = {"EXPERTS": 128, "HIDDEN": 2048, "BLOCK": 1024, "PDL": True}
+    constants = {"EXPERTS": 128, "HIDDEN": 2048, "ROW": 2048, "BLOCK": 1024, "PDL": True}
     assert compiled(int4_pairs_triton._pairs_and_rows, types, constants).asm["cubin"]
 
 

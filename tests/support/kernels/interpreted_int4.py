@@ -10,6 +10,7 @@ import json
 import os
 
 import torch
+import torch.nn.functional as F
 
 from minisgl.kernels.linear.int4_packed import dequantize_words, pack_scales, pack_words
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
@@ -26,17 +27,17 @@ def agrees(group: int) -> bool:
     return torch.equal(dequantize_words_cuda(words, scales), dequantize_words(words, scales))
 
 
-def agrees_on_pairs(tokens: int, hidden: int) -> bool:
+def agrees_on_pairs(tokens: int, hidden: int, padding: int) -> bool:
     from minisgl.kernels.experts.int4_pairs_triton import pairs_and_rows
 
     x = torch.randn(tokens, hidden).half()
     experts = torch.stack([torch.randperm(7)[:3] for _ in range(tokens)]).int()
     # The inputs of a word's outputs, as `int4_packed` has them: two neighbours each, 8 apart.
     ordered = x.view(tokens, -1, 4, 4, 2).transpose(2, 3).reshape(tokens, hidden)
-    pairs_of, counts, rows = pairs_and_rows(x, experts, 7)
+    pairs_of, counts, rows = pairs_and_rows(x, experts, 7, hidden + padding)
     found = [row[:count].tolist() for row, count in zip(pairs_of, counts.tolist(), strict=True)]
     expected = [torch.where(experts.flatten() == expert)[0].tolist() for expert in range(7)]
-    return torch.equal(rows, ordered) and found == expected
+    return torch.equal(rows, F.pad(ordered, (0, padding))) and found == expected
 
 
 if __name__ == "__main__":
@@ -44,5 +45,8 @@ if __name__ == "__main__":
     allow_loops_to_a_loaded_end()
     torch.manual_seed(0)
     cases = {f"groups of {group}": agrees(group) for group in (64, 128)}
-    cases |= {f"pairs of {tokens} tokens": agrees_on_pairs(tokens, hidden) for tokens, hidden in ((1, 128), (9, 1152))}
+    cases |= {
+        f"pairs of {tokens} tokens": agrees_on_pairs(tokens, hidden, padding)
+        for tokens, hidden, padding in ((1, 128, 0), (9, 1152, 0), (3, 192, 64))
+    }
     print(json.dumps(cases))

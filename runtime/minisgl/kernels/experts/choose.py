@@ -5,12 +5,12 @@ T tokens, E experts, K choices of each token; the first line that fits, measured
 | tokens | weights | kernel | why |
 |---|---|---|---|
 | T ≤ 3 | all | `gemv_gluon` | two launches, which also select the experts, with all loads in flight at once |
-| T K ≤ 24 E | FP8, INT4 | `skinny_gluon` | weights go straight into the tensor cores' registers, for up to 16 tokens |
+| T K ≤ 24 E, MXFP4: 48 E | FP8, INT4, MXFP4 | `skinny_gluon` | weights go straight into the tensor cores' registers |
 | T ≤ 2,048 | all | `grouped_gemm_triton` | larger tiles of tokens read the weights of an expert once |
 | more | all | none | torch's grouped product is faster, behind a pass that dequantizes weights |
 
-Biases and other gates than SiLU are for `gemv_gluon` with 4 bits, and for `grouped_gemm_triton`. Tokens are in 16 bits.
-A weight is its values and, in FP8, INT4 or MXFP4, its scales.
+Biases and other gates than SiLU are for `gemv_gluon` with 4 bits, `skinny_gluon` with MXFP4, and
+`grouped_gemm_triton`. Tokens are in 16 bits. A weight is its values and, in FP8, INT4 or MXFP4, its scales.
 """
 
 from __future__ import annotations
@@ -62,9 +62,13 @@ def run(
     """Run the selected `experts` [T, K], and add them up by their `weights`; None: no kernel is faster than torch's."""
     scales = _scales(gate_up, down)
     is_mxfp4 = scales is not None and scales.is_mxfp4
-    is_plain = gate == SILU and biases is None and not is_mxfp4
-    if is_plain and scales is not None and skinny_gluon.fits(x, down[0], experts.shape[1]):
-        return skinny_gluon.run_experts_rows(x, weights, experts, gate_up[0], down[0], scales)
+    is_plain = gate == SILU and biases is None
+    if (
+        scales is not None
+        and (is_plain or is_mxfp4)
+        and skinny_gluon.fits(x, down[0], experts.shape[1], padded=is_mxfp4)
+    ):
+        return skinny_gluon.run_experts_rows(x, weights, experts, gate_up[0], down[0], scales, gate, biases)
     if grouped_gemm_triton.fits(x, down[0], padded=is_mxfp4):
         return grouped_gemm_triton.run_experts_cuda(x, weights, experts, gate_up[0], down[0], scales, gate, biases)
     return None

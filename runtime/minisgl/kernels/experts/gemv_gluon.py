@@ -154,7 +154,7 @@ def _store_int4(out, value, first, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def _of_outputs(bias, value, n, BIAS: gl.constexpr):
+def of_outputs(bias, value, n, BIAS: gl.constexpr):
     """`value` [outputs, rows] + the bias of its outputs `n`."""
     if BIAS:
         value += gl.expand_dims(gl.load(bias + n).to(gl.float32), 1)
@@ -197,7 +197,7 @@ def _gate_up_int4(
     first = gl.program_id(0) * 8
     value = gl.sum(total, 0)
     output = gl.arange(0, 16, layout=gl.SliceLayout(1, value.type.layout))
-    value = _of_outputs(bias + expert * (2 * WIDTH), value, first + output % 8 + output // 8 * WIDTH, BIAS)
+    value = of_outputs(bias + expert * (2 * WIDTH), value, first + output % 8 + output // 8 * WIDTH, BIAS)
     if LIMIT > 0:
         value = _clamped(value, out.dtype.element_ty, ALPHA, LIMIT)
     else:
