@@ -15,6 +15,8 @@ def test_work_behind_a_wait_begins_when_its_number_is_reached() -> None:
     stream = torch.cuda.Stream()
     total = torch.zeros(1, device="cuda")
     events = []
+    # The first use of a kernel waits for the device, which waits for the host below.
+    total.add_(torch.ones(1, device="cuda").item() - 1)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for _ in range(4):

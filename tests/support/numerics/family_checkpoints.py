@@ -296,10 +296,12 @@ def _separate_experts(model: Any) -> None:
         embedding.add_(torch.zeros(len(embedding), count).scatter_(1, chosen, strengths) @ directions.T)
         for name, parameter in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
-                if parameter.shape[-2] == hidden:
+                if parameter.dim() == 1 or parameter.shape[-2] == hidden:
                     parameter.sub_(directions @ (directions.T @ parameter))
                 else:  # stored as [in, out]
                     parameter.sub_(parameter @ directions @ directions.T)
+            elif name.endswith(".router.bias"):
+                parameter.mul_(0.01)
         for name, router in routers:
             layer = model.model.layers[int(name.split(".")[2])]
             router.copy_(directions.T / layer.post_attention_layernorm.weight)
