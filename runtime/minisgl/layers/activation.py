@@ -28,6 +28,10 @@ def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    if gate_up.is_cuda and gate_up.dim() == 2 and gate_up.is_contiguous():
+        from minisgl.kernels.pointwise.activation_triton import silu_and_mul_cuda
+
+        return silu_and_mul_cuda(gate_up, gelu=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.experts.gate import SILU, Gate
-from minisgl.layers.activation import ClampedGate, GatedActivation, silu_and_mul
+from minisgl.kernels.experts.gate import GELU_TANH, SILU, Gate
+from minisgl.layers.activation import ClampedGate, GatedActivation, gelu_tanh_and_mul, silu_and_mul
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.weight import Weight
 
@@ -50,6 +50,8 @@ def gate_of(activation: GatedActivation) -> Gate | None:
     """The activation as kernels of experts take it; None: they have none."""
     if isinstance(activation, ClampedGate):
         return Gate(activation.alpha, activation.limit)
+    if activation is gelu_tanh_and_mul:
+        return GELU_TANH
     return SILU if activation is silu_and_mul else None
 
 

@@ -108,6 +108,7 @@ def compile_kernels(
                 "BLOCK_K": tiles.gate_up_inputs,
                 "ALPHA": 1.702,
                 "LIMIT": limit,
+                "GELU": False,
             },
         ),
         (grouped_gemm_triton._down, {"OUTPUTS": hidden, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),

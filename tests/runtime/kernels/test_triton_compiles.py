@@ -78,10 +78,13 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
             for both in (False, True)
         ),
-        (
-            activation_triton._silu_and_mul,
-            dict.fromkeys(("gate_up", "out"), HALVES) | {"width": INT},
-            {"BLOCK": 1024, "PDL": True},
+        *(
+            (
+                activation_triton._silu_and_mul,
+                dict.fromkeys(("gate_up", "out"), HALVES) | {"width": INT},
+                {"BLOCK": 1024, "PDL": True, "GELU": gelu},
+            )
+            for gelu in (False, True)
         ),
         *(
             (
@@ -207,11 +210,14 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             {"INPUTS": 2048, "BLOCK": 128},
         ),
         (grouped_gemm_triton._pairs_of_experts, EXPERTS, {"BLOCK": 1024, "PDL": True}),
-        (
-            grouped_gemm_triton._gate_up,
-            EXPERTS,
-            {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
-            | {"SCALED": 0, "GROUPS": 0, "PDL": True, **PLAIN},
+        *(
+            (
+                grouped_gemm_triton._gate_up,
+                EXPERTS,
+                {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+                | {"SCALED": 0, "GROUPS": 0, "GELU": gelu, "PDL": True, **PLAIN},
+            )
+            for gelu in (False, True)
         ),
         (
             grouped_gemm_triton._down,
@@ -230,7 +236,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         (
             gate_rows_triton._gate_rows,
             EXPERTS | {"product": HALVES},
-            {"BLOCK": 1024, "ALPHA": 1.7, "LIMIT": 7.0, "PDL": True},
+            {"BLOCK": 1024, "ALPHA": 1.7, "LIMIT": 7.0, "GELU": False, "PDL": True},
         ),
         (
             dense_skinny_triton._matrix,

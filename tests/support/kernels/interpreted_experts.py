@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.experts.gate import SILU, Gate
-from minisgl.layers.activation import ClampedGate, GatedActivation, silu_and_mul
+from minisgl.kernels.experts.gate import GELU_TANH, SILU, Gate
+from minisgl.layers.activation import ClampedGate, GatedActivation, gelu_tanh_and_mul, silu_and_mul
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.mxfp4 import Mxfp4Weight
 from support.kernels.experts import Sizes, by_plain_torch, choices, draw, exact_int4, in_fp8, in_int4, in_mxfp4
@@ -31,6 +31,7 @@ class Case(NamedTuple):
     mxfp4: bool = False
     clamped: bool = False
     """The activation is gpt-oss's, and both projections have biases."""
+    gelu: bool = False
 
 
 DEFAULT = Case(1).sizes
@@ -52,6 +53,7 @@ CASES = {
     "more tokens of an expert than a tile has, INT4": Case(40, IN_BLOCKS, crowded=True, int4=128),
     "groups of 64, INT4": Case(40, IN_BLOCKS._replace(experts=6), int4=64),
     "biases and a clamped activation": Case(9, DEFAULT._replace(hidden=256), clamped=True),
+    "GELU": Case(9, DEFAULT._replace(hidden=256), gelu=True),
     "one token, MXFP4": Case(1, HALF_PIECES, mxfp4=True, clamped=True),
     "more tokens of an expert than a tile has, MXFP4": Case(40, HALF_PIECES, crowded=True, mxfp4=True, clamped=True),
     "tiles of 32 tokens, MXFP4": Case(40, IN_BLOCKS._replace(experts=6), mxfp4=True),
@@ -69,6 +71,8 @@ def error(case: Case) -> float:
     shares = torch.rand(experts.shape, generator=torch.Generator().manual_seed(0)).half()
     gate, biases = SILU, None
     activation: GatedActivation = silu_and_mul
+    if case.gelu:
+        gate, activation = GELU_TANH, gelu_tanh_and_mul
     if case.clamped:
         activation = ClampedGate(alpha=1.7, limit=0.8)
         gate = Gate(1.7, 0.8)

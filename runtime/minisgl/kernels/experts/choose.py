@@ -41,7 +41,7 @@ def select_and_run(
     """Select experts by their `logits` [T, E] and run them, if one kernel does both; otherwise None. `biases`: of
     gate_up [E, 2 N] and of down [E, hidden]."""
     scales = _scales(gate_up, down)
-    if down[0].dtype != torch.int32 and (gate != SILU or biases is not None):
+    if gate.gelu or (down[0].dtype != torch.int32 and (gate != SILU or biases is not None)):
         return None
     if not gemv_gluon.fits(x, down[0], top_k, padded=scales is not None and scales.is_mxfp4):
         return None
@@ -65,7 +65,7 @@ def run(
     is_plain = gate == SILU and biases is None
     if (
         scales is not None
-        and (is_plain or is_mxfp4)
+        and (is_plain or (is_mxfp4 and not gate.gelu))
         and skinny_gluon.fits(x, down[0], experts.shape[1], padded=is_mxfp4)
     ):
         return skinny_gluon.run_experts_rows(x, weights, experts, gate_up[0], down[0], scales, gate, biases)

@@ -12,6 +12,9 @@ class Gate(NamedTuple):
     alpha: float = 1.0
     limit: float = 0.0
     """0: nothing is limited or added."""
+    gelu: bool = False
+    """GELU, by tanh, of the gate in place of gate · sigmoid(alpha · gate). Only tiles have it."""
 
 
 SILU: Final = Gate()
+GELU_TANH: Final = Gate(gelu=True)

@@ -12,7 +12,7 @@ from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, sta
 @triton.jit
 def _gate_rows(
     product, experts, bias, out, width,
-    BLOCK: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK columns of one row."""
     start_next(PDL)
@@ -25,7 +25,8 @@ def _gate_rows(
     gate = tl.load(at, there, other=0.0).to(tl.float32) + tl.load(of_expert, there, other=0.0).to(tl.float32)
     up = tl.load(at + width, there, other=0.0).to(tl.float32)
     up += tl.load(of_expert + width, there, other=0.0).to(tl.float32)
-    tl.store(out + row * width + column, activated(gate, up, out.dtype.element_ty, ALPHA, LIMIT), there)
+    value = activated(gate, up, out.dtype.element_ty, ALPHA, LIMIT, GELU)
+    tl.store(out + row * width + column, value, there)
 
 
 def gate_rows(product: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor, gate: Gate) -> torch.Tensor:
@@ -35,7 +36,7 @@ def gate_rows(product: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor, 
     out = torch.empty((rows, width), dtype=product.dtype, device=product.device)
     if rows:
         _gate_rows[(rows, triton.cdiv(width, 1024))](
-            product, experts, bias, out, width, BLOCK=1024, ALPHA=gate.alpha, LIMIT=gate.limit, num_warps=4,
-            **dependent_launch(product.device),
+            product, experts, bias, out, width, BLOCK=1024, ALPHA=gate.alpha, LIMIT=gate.limit, GELU=gate.gelu,
+            num_warps=4, **dependent_launch(product.device),
         )  # fmt: skip
     return out

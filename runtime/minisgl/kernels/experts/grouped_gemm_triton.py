@@ -22,7 +22,7 @@ from minisgl.kernels.linear.fp4_packed import BLOCK as FP4_BLOCK
 from minisgl.kernels.linear.int4_packed import INPUTS as INT4_INPUTS
 from minisgl.kernels.linear.int4_packed import OUTPUTS as INT4_OUTPUTS
 from minisgl.kernels.linear.int4_packed import WORD, groups_in_piece
-from minisgl.kernels.pointwise.activation_triton import silu_times_up
+from minisgl.kernels.pointwise.activation_triton import gelu_tanh_times_up, silu_times_up
 from minisgl.kernels.pointwise.fp8_rows import BLOCK as FP8_BLOCK
 
 MAX_TOKENS = 2048
@@ -101,11 +101,13 @@ def _add_bias(total, bias, n, BIAS: tl.constexpr):
 
 
 @triton.jit
-def activated(gate, up, dtype: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr):
+def activated(gate, up, dtype: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr):
     """See `gate.Gate`."""
     if LIMIT > 0:
         gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         value = (gate * tl.sigmoid(gate * ALPHA) * (up + 1.0)).to(dtype)
+    elif GELU:
+        value = gelu_tanh_times_up(gate, up, dtype)
     else:
         value = silu_times_up(gate, up, dtype)
     return value
@@ -115,7 +117,8 @@ def activated(gate, up, dtype: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.cons
 def _gate_up(
     x, pairs_of, counts, weight, scales, bias, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr,
     TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr,
-    GROUPS: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time. SCALED: inputs and outputs of FP8
     weights that share a scale; 0 for others. GROUPS: groups of inputs in a piece of weights of 4 bits; 0 for others."""
@@ -147,7 +150,7 @@ def _gate_up(
             ups = _add_product(ups, weight, up, part, up_scales, start, SCALED, GROUPS)
         gates = _add_bias(gates, bias + expert * (2 * WIDTH), n, BIAS)
         ups = _add_bias(ups, bias + expert * (2 * WIDTH) + WIDTH, n, BIAS)
-        value = activated(gates, ups, out.dtype.element_ty, ALPHA, LIMIT)
+        value = activated(gates, ups, out.dtype.element_ty, ALPHA, LIMIT, GELU)
         tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
 
 
@@ -337,7 +340,7 @@ def run_chosen(
         x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, first_bias, inner, tokens,
         INPUTS=hidden, WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs,
         BLOCK_K=tiles.gate_up_inputs, SCALED=scaled, GROUPS=gate_up_groups, BIAS=biases is not None, ALPHA=gate.alpha,
-        LIMIT=gate.limit, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        LIMIT=gate.limit, GELU=gate.gelu, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     outer = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // tiles.down_outputs, num_experts)](

@@ -1,4 +1,4 @@
-"""SiLU(gate) * up on CUDA, in one pass."""
+"""SiLU(gate) * up and GELU(gate) * up on CUDA, in one pass."""
 
 import torch
 import triton
@@ -15,7 +15,16 @@ def silu_times_up(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
-def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def gelu_tanh_times_up(gate, up, dtype: tl.constexpr):
+    """The same of GELU, by tanh: 1 + tanh(y) is 2 sigmoid(2 y)."""
+    wide = gate.to(dtype).to(tl.float32)
+    # 2 (2 / pi)^0.5
+    inner = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    return ((wide * tl.sigmoid(inner)).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -23,16 +32,17 @@ def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
     mask = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask)
-    tl.store(out + row * width + columns, silu_times_up(gate, up, gate.dtype), mask)
+    value = gelu_tanh_times_up(gate, up, gate.dtype) if GELU else silu_times_up(gate, up, gate.dtype)
+    tl.store(out + row * width + columns, value, mask)
 
 
-def silu_and_mul_cuda(gate_up: torch.Tensor) -> torch.Tensor:
-    """[T, 2 n], contiguous, to [T, n]."""
+def silu_and_mul_cuda(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Tensor:
+    """[T, 2 n], contiguous, to [T, n]. `gelu`: by GELU with tanh in place of SiLU."""
     assert gate_up.is_contiguous()
     count, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((count, width), dtype=gate_up.dtype, device=gate_up.device)
     if count:
         _silu_and_mul[(count, triton.cdiv(width, 1024))](
-            gate_up, out, width, BLOCK=1024, num_warps=4, **dependent_launch(gate_up.device)
+            gate_up, out, width, BLOCK=1024, GELU=gelu, num_warps=4, **dependent_launch(gate_up.device)
         )
     return out
