@@ -53,8 +53,9 @@ logger = logging.getLogger(__name__)
 
 ENCODE_BATCH: Final = 256
 """Most requests and questions in a batch."""
-ENCODE_BATCH_BYTES: Final = 128 << 10
-"""Bytes after which a batch ends: a message that comes next waits for all of it."""
+ENCODE_BATCH_BYTES: Final = 32 << 10
+"""Bytes after which a batch ends: a message that comes next waits for all of it. The engine begins with the first of a
+hundred texts while others are encoded."""
 SMALL_BYTES: Final = 2 << 10
 """A message up to this size is encoded in a quarter of a millisecond."""
 ENCODER_BYTES: Final = (16 << 10, 256 << 10, MAX_MESSAGE_BYTES)
