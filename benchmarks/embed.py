@@ -6,7 +6,7 @@ python benchmarks/embed.py --url http://127.0.0.1:8000 --config qwen3-0.6b --rer
 
 Texts are random token ids, so that no tokenizer is measured and no text comes twice. The share is that of the
 operations of linear layers and attention, as if every one ran at --peak. With --rerank one query has --documents texts
-of --tokens tokens at a time; a server without a tokenizer cannot score, so these are texts.
+of --tokens words at a time, in one token each with most tokenizers; that of `minisgl models dummy` cannot score.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from typing import Any, Final
 import numpy as np
 import uvloop
 
+from minisgl.bench import record
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.http_client import Endpoint
+from minisgl.bench.record import Result
 from minisgl.models.config import ModelConfig
 
 _PEAK: Final = 790e12
@@ -128,6 +130,21 @@ def _speed(args: argparse.Namespace, config: ModelConfig, seconds: float) -> dic
     }
 
 
+def _results(args: argparse.Namespace, metrics: Mapping[str, float]) -> dict[str, Result]:
+    """Figures by the names of the record."""
+    key = record.model_key(args.offline or args.config)
+    if args.rerank:
+        [milliseconds] = metrics.values()
+        return {f"rerank_{key}_{args.documents}x{args.tokens}_p50_ms": Result(milliseconds)}
+    if args.offline:
+        return {f"embed_{key}_offline_share": Result(metrics["share_of_peak"])}
+    return {
+        f"embed_{key}_share": Result(metrics["share_of_peak"]),
+        f"embed_{key}_texts_s": Result(metrics["texts_per_second"]),
+        f"embed_idle_{key}_p50_ms": Result(metrics["idle_16_tokens_ms_p50"]),
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="URL of a server")
@@ -140,7 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=256)
     parser.add_argument("--peak", type=float, default=_PEAK, help="FLOP/s of the device")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="update the results in FILE")
     args = parser.parse_args(arguments)
+    known = None if args.record is None else record.read(args.record)
     if args.offline:
         metrics = _offline(args)
     elif args.url is None:
@@ -151,6 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             metrics = runner.run(_rerank(args) if args.rerank else _embed(args, config))
     print(json.dumps({name: round(value, 4) for name, value in metrics.items()}, indent=1))
+    if known is not None:
+        record.update(args.record, known, _results(args, metrics))
     return 0
 
 

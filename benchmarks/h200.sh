@@ -33,6 +33,7 @@
 #   serve         25 s   a server with a tiny model: one question, metrics, and a clean exit
 #   online       420 s   a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
 #   moe           60 s   Qwen3-30B-A3B, decode at batch 1 and 64
+#   embed        120 s   Qwen3-0.6B and BGE-M3: embeddings of texts of 512 tokens, through HTTP and without a server
 #   gpt-oss      150 s   gpt-oss-20b and 120b: workloads A and C
 #   fp8           90 s   FP8 blocks: workloads A and C on Qwen3-14B, C and C64 on Qwen3-30B-A3B
 #   load                 random load, $MINUTES (8) minutes
@@ -220,6 +221,14 @@ part() {
       $MINISGL models dummy qwen3-14b "$SCRATCH/14b"
       with_server "$OUT/serve-14b.log" "$SCRATCH/14b" --dummy-weights --max-model-len 12288 -- \
         replay 14b "${REQUESTS:-250}" 1.25 1.67 2.5
+      ;;
+    embed)
+      for model in qwen3-0.6b bge-m3; do
+        $MINISGL models dummy "$model" "$SCRATCH/$model"
+        with_server "$OUT/embed-$model.log" "$SCRATCH/$model" --dummy-weights --task embed -- \
+          limited 60 "$PYTHON" benchmarks/embed.py --url "http://127.0.0.1:$PORT" --config "$model" --record "$OUT/h200.json"
+        limited 60 "$PYTHON" benchmarks/embed.py --offline "$model" --record "$OUT/h200.json"
+      done
       ;;
     gpt-oss)
       bench offline-gpt-oss-20b gpt-oss-20b 240 --workload A C --repeat 2
