@@ -19,12 +19,13 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
+from minisgl.engine.representative_layers import representative_layers
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
 from minisgl.engine.start.dummy_steps import StepLimits, measure_step, run_eagerly, step_limits
-from minisgl.engine.start.warm_up import representative_layers, text_plans, warm_up_plans
+from minisgl.engine.start.warm_up import text_plans, warm_up_plans
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.compile.compile_log import CompileLog

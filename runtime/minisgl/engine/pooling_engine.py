@@ -108,7 +108,7 @@ class PackedTexts:
             offsets = _offsets([*lengths, padding, *[0] * (size.segments - len(lengths))])
             parts = [tokens, _positions(lengths), _types(plan) if len(plan.second_texts) else np.zeros_like(tokens)]
             inputs = np.concatenate([*(np.pad(part, (0, padding)) for part in parts), offsets])
-            self._inputs[: len(inputs)].copy_(_pinned(torch.from_numpy(inputs)), non_blocking=True)
+            self._inputs[: len(inputs)].copy_(pinned(torch.from_numpy(inputs)), non_blocking=True)
             return self.graphs.replay(size)[: len(lengths)]
         parts = [tokens, _positions(lengths), _types(plan), _offsets(lengths)]
         # One copy to the device.
@@ -165,13 +165,13 @@ def _types(plan: StepPlan) -> IntArray:
     return ((second > 0) & (_positions(plan.prefill_lengths) >= second)).astype(np.int32)
 
 
-def _pinned(host: torch.Tensor) -> torch.Tensor:
+def pinned(host: torch.Tensor) -> torch.Tensor:
     """A copy from which the device reads by itself: from other memory it would first end the steps before this one."""
     return host.pin_memory()
 
 
 def _upload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return host if device.type == "cpu" else _pinned(host).to(device, non_blocking=True)
+    return host if device.type == "cpu" else pinned(host).to(device, non_blocking=True)
 
 
 class _Launched(NamedTuple):

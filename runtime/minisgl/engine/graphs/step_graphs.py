@@ -14,8 +14,8 @@ from minisgl.attention.layered import LayeredAttention
 from minisgl.engine.batch import StepSize
 from minisgl.engine.graphs.capture import captured, padding_step
 from minisgl.engine.graphs.sizes import cascade_sizes, fitting_size, graph_sizes, prefers_cascade
+from minisgl.engine.representative_layers import representative_layers
 from minisgl.engine.runner import Runner
-from minisgl.engine.start.warm_up import representative_layers
 from minisgl.wire.plan import IntArray, StepPlan
 
 

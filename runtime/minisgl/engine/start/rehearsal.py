@@ -14,11 +14,13 @@ from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.engine import pooling_engine
 from minisgl.engine.pooling_engine import PackedTexts
+from minisgl.engine.representative_layers import representative_layers
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
-from minisgl.engine.start.warm_up import representative_layers, text_plans, warm_up_plans
+from minisgl.engine.start.warm_up import text_plans, warm_up_plans
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.kernels.build.triton import replaced
 from minisgl.kv_layout import PoolPages
@@ -102,6 +104,8 @@ def _without_libraries() -> Iterator[None]:
         (fa3_backend, "load_fa3", _nothing),
         (fa3_backend, "attend_segments", _sums),
         (packed, "attend_segments", _nothing),
+        # Tensors without memory are not pinned.
+        (pooling_engine, "pinned", lambda host: host),
         (TorchPrefill, "begin", _nothing),
         (TorchPrefill, "prefill", _nothing),
         (TorchDecode, "begin", _nothing),

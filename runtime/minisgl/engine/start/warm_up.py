@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from minisgl.engine.start.dummy_steps import PLAIN, Sampling, StepLimits, dummy_plan
-from minisgl.models.config import ModelConfig
 from minisgl.wire.plan import StepPlan
 
 _TOKENS: Final = (1, 2, 3, 5, 9, 17, 33, 65, 129, 193, 257, 513, 1025, 2049)
@@ -52,13 +51,6 @@ def plan_of_texts(lengths: Sequence[int]) -> StepPlan:
         prefill_sample=np.ones(len(lengths), np.int32),
         prefill_tokens=np.zeros(sum(lengths), np.int32),
     )
-
-
-def representative_layers(config: ModelConfig) -> list[int]:
-    """The layers that launch all kernels of a model: the first, which has no layer before it, one of each other kind,
-    and the last, which computes only the rows that sample."""
-    kinds = config.layers
-    return sorted({0, *(kinds.index(kind) for kind in {*kinds}), config.num_layers - 1})
 
 
 def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
