@@ -69,8 +69,8 @@ def run_streams(url: str, count: int, tokens: int, rank: int | None = None) -> l
 
 
 def child(launcher: int, name: str) -> int | None:
-    """Find a process of a launcher by its name; None while there is none. A standby that has taken over keeps its
-    command line, but not its title."""
+    """Find a rank of a launcher or its `standby-engine`; None while there is none. Forks have the command line of their
+    standby, but a title of their own."""
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
@@ -81,8 +81,9 @@ def child(launcher: int, name: str) -> int | None:
             continue
         if "minisgl.launcher.child" in words:
             found, _, parent = words[words.index("minisgl.launcher.child") + 1 :][:3]
-            took_over = title.startswith("minisgl-") and title != "minisgl-standby"
-            if int(parent) == launcher and found.removeprefix("standby-" if took_over else "") == name:
+            if title.startswith("minisgl-rank"):
+                found = title.removeprefix("minisgl-")
+            if int(parent) == launcher and found == name:
                 return int(process.name)
     return None
 
@@ -107,7 +108,7 @@ def main() -> None:
                 assert server.poll() is None, "the server did not start"
                 time.sleep(0.2)
         first, second = (run_streams(url, args.streams, args.tokens) for _ in range(2))
-        while child(server.pid, "standby-rank0") is None:
+        while child(server.pid, "standby-engine") is None:
             time.sleep(0.2)
         killed = run_streams(url, args.streams, args.tokens, child(server.pid, "rank0"))
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -38,22 +39,34 @@ _LONGEST_FILES = (
     "runtime/replica/test_engine_pods.py",
     "operator/cluster/test_restarts.py",
     "operator/cluster/test_operator.py",
-    "runtime/launcher/test_serve.py",
-    "runtime/launcher/test_kill_matrix.py",
     "operator/cluster/test_outages.py",
     "operator/cluster/test_bench.py",
-    "mutants/test_mutants.py",
-    "runtime/bench/test_bench.py",
-    "runtime/toy/test_demo.py",
+    "runtime/engine/test_warm_up.py",
+    "runtime/parsing/test_streams.py",
+    "runtime/launcher/test_hangs.py",
+    "runtime/frontend/test_openapi.py",
     "runtime/toy/test_agent.py",
+    "runtime/frontend/test_constrained_answers.py",
+    "runtime/launcher/test_kill_matrix.py",
+    "runtime/replica/test_early_drain_end.py",
+    "runtime/numerics/test_families.py",
+    "runtime/parsing/test_broken_answers.py",
+    "runtime/launcher/test_continuity.py",
+    "runtime/numerics/test_one_rank.py",
+    "runtime/launcher/test_serve.py",
+    "runtime/replica/test_hanging_ranks.py",
+    "runtime/kernels/test_fp8_batch.py",
+    "runtime/kernels/test_int4_linear.py",
+    "runtime/kernels/test_fp8_linear.py",
+    "runtime/numerics/test_two_ranks.py",
 )
 
 # Parts whose tests reach no line that is measured and not reached elsewhere. Tracing takes a third of the time of those
 # that run kernels in Triton's interpreter.
 _NOT_MEASURED = (
     _TESTS / "mutants",
-    *(_TESTS / "runtime" / part for part in ("attention", "engine", "kernels", "launcher", "models")),
-    *(_TESTS / "runtime" / part for part in ("numerics", "toy")),
+    *(_TESTS / "runtime" / part for part in ("attention", "engine", "grammar", "kernels", "launcher", "models")),
+    *(_TESTS / "runtime" / part for part in ("numerics", "parsing", "toy")),
 )
 
 
@@ -63,6 +76,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    # Else the garbage collector looks at each of ten thousand tests and of all libraries again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

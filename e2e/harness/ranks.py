@@ -11,19 +11,16 @@ from harness.namespace import Namespace
 _KILL: Final = """
 import os, pathlib, signal, sys, time
 
-def is_rank(process):
+def title(process):
     try:
-        arguments = (process / "cmdline").read_bytes().decode().split("\\0")
-        return "minisgl.launcher.child" in arguments and sys.argv[1] in (a.removeprefix("standby-") for a in arguments)
+        return (process / "comm").read_text().strip()
     except OSError:
         # It has just exited, like processes of other commands.
-        return False
+        return ""
 
-me = str(os.getpid())
-pids = [p.name for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and p.name != me and is_rank(p)]
+[rank] = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and title(p) == "minisgl-" + sys.argv[1]]
 print(time.time())
-# The oldest one: a standby that has taken over keeps its name, and the next standby starts after that.
-os.kill(min(map(int, pids)), signal.SIGKILL)
+os.kill(int(rank.name), signal.SIGKILL)
 """
 
 

@@ -1,11 +1,10 @@
 """Entry of every process that the launcher starts: `python -m minisgl.launcher.child NAME CONTROL_FD LAUNCHER_PID`.
 
-Further arguments are modules that a standby imports before the launcher sends its work.
+Further arguments make it a standby: the niceness of its imports, and the modules for the processes that it forks.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import logging
@@ -14,9 +13,8 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -24,14 +22,10 @@ from minisgl import logging as log
 from minisgl.errors import CodedError, describe
 from minisgl.launcher import control
 from minisgl.launcher.heartbeat import BusySince, start_heartbeats
+from minisgl.launcher.prctl import die_with, set_title
+from minisgl.launcher.standby import fork_on_request, import_nicely
 
 logger = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_NAME: Final = 15
-
-_IMPORT_NICENESS: Final = 10
-"""Added for the imports of a standby: where cores are short they get a tenth of the share of a process that serves."""
 
 
 class Control:
@@ -43,6 +37,10 @@ class Control:
         self._send_lock = threading.Lock()
         self._on_gave_up: Callable[[str], None] | None = None
         self._heartbeats = False
+
+    def report_pid(self) -> None:
+        """Tell the launcher which process a standby has forked."""
+        self._send(control.Forked(os.getpid()))
 
     def progress(self, text: str) -> None:
         """Report the current step of the start."""
@@ -96,23 +94,35 @@ class Control:
 
 def main() -> int:
     name, descriptor, launcher = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    preload = sys.argv[4:]
-    _die_with(launcher)
-    # A standby has its name once it can take over.
-    _set_title(f"importing-{name}" if preload else f"minisgl-{name}")
+    imports = sys.argv[4:]
+    die_with(launcher)
+    # A standby has its name once it can fork.
+    set_title(f"importing-{name}" if imports else f"minisgl-{name}")
     # The launcher handles Ctrl-C in a terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The launcher asks a hung process for its stacks. The handler needs no interpreter lock.
     faulthandler.register(control.STACKS_SIGNAL)
-    channel = Control(socket.socket(fileno=descriptor))
-    if preload:
-        _import_nicely(preload)
-        _set_title(f"minisgl-{name}")
-        channel.progress(control.IMPORTED)
+    connection = socket.socket(fileno=descriptor)
+    if not imports:
+        return _work(Control(connection))
+    import_nicely(int(imports[0]), imports[1:])
+    set_title(f"minisgl-{name}")
+    forked = fork_on_request(connection)
+    if forked is None:
+        return 0
+    set_title("minisgl-forked")
+    die_with(launcher)
+    channel = Control(forked)
+    channel.report_pid()
+    return _work(channel)
+
+
+def _work(channel: Control) -> int:
+    """Receive the work of this process and do it; returns the exit code."""
     start = channel.receive_start()
     if start is None:
         return 0
-    _set_title(f"minisgl-{start.name}")
+    set_title(f"minisgl-{start.name}")
     log.set_up(start.name, cast(log.LogLevel, start.log_level), "json")
     channel.listen()
     module, _, function = start.target.partition(":")
@@ -126,39 +136,6 @@ def main() -> int:
         logger.exception("%s", describe(error))
         return 1
     return 0
-
-
-def _import_nicely(modules: Sequence[str]) -> None:
-    """Import modules while other processes serve, which need the cores more.
-
-    A thread does it, because Linux counts niceness by thread, and without privileges none can lower its own again: the
-    main thread, which serves later, must keep the usual one."""
-
-    def run() -> None:
-        os.nice(_IMPORT_NICENESS)
-        for module in modules:
-            importlib.import_module(module)
-
-    with ThreadPoolExecutor(1, "imports") as pool:
-        pool.submit(run).result()
-
-
-def _die_with(launcher: int) -> None:
-    """Have the kernel kill this process when the launcher exits for any reason."""
-    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != launcher:
-        # It exited before the call above.
-        sys.exit(1)
-
-
-def _set_title(title: str) -> None:
-    """Set the name in `ps -o comm` and `top`, of which the kernel keeps 15 bytes."""
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(title.encode()))
-
-
-def _prctl(option: int, argument: Any) -> None:
-    zero = ctypes.c_ulong(0)
-    ctypes.CDLL(None).prctl(option, argument, zero, zero, zero)
 
 
 if __name__ == "__main__":

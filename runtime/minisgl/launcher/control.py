@@ -12,10 +12,6 @@ import msgspec
 
 from minisgl.wire.status import DataTypes
 
-IMPORTED: Final = "standing by"
-"""Progress of a standby that has done its imports. The text stays: a launcher outlives an installation of another
-version, whose children it then starts."""
-
 STACKS_SIGNAL: Final = signal.SIGQUIT
 """Has a child write the stacks of its threads to stderr."""
 
@@ -30,6 +26,24 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     log_level: str
     heartbeats: bool = False
     """The launcher reads `Heartbeat`."""
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """Request to a standby for a process, which then gets `Start`. Two descriptors come with it: the process's end of
+    its control channel, and its stdout and stderr."""
+
+    pid_residue: tuple[int, int] = (0, 1)
+    """See `ProcessSpec`."""
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    """First line of a process that a standby has forked."""
+
+    pid: int
+
+
+class Imported(msgspec.Struct, frozen=True, tag="imported"):
+    """A standby has done its imports."""
 
 
 class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
@@ -74,11 +88,12 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 ToChild = Start | GaveUp
-FromChild = Progress | Ready | StartError | Heartbeat
+FromChild = Progress | Ready | StartError | Heartbeat | Forked | Imported
 
 to_child: Final[msgspec.json.Decoder[ToChild]] = msgspec.json.Decoder(ToChild)
 from_child: Final[msgspec.json.Decoder[FromChild]] = msgspec.json.Decoder(FromChild)
+to_standby: Final[msgspec.json.Decoder[Fork]] = msgspec.json.Decoder(Fork)
 
 
-def encode(message: ToChild | FromChild) -> bytes:
+def encode(message: ToChild | FromChild | Fork) -> bytes:
     return msgspec.json.encode(message) + b"\n"

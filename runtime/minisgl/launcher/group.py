@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from minisgl import logging as log
-from minisgl.launcher.process import Child, Process, ProcessSpec
+from minisgl.launcher.process import Child, Process, ProcessSpec, Standby
 from minisgl.launcher.restarts import GroupObservation
 from minisgl.launcher.stalls import StallMonitor
+
+_Imports = tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[int, ...]]
+"""Modules, environment and descriptors of a standby: those of the processes that it can fork."""
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +52,14 @@ class Group:
         """`on_line` gets each line of output of each process."""
         self.processes: list[Child] = []
         self.spec = spec
-        self._standbys: dict[str, Process] = {}
+        self._standbys: dict[_Imports, Standby] = {}
         self._selector = selector
         self._log_level = log_level
         self._on_line = on_line
         self._stalls = StallMonitor(spec.stall_seconds, time.monotonic())
 
     @property
-    def standbys(self) -> list[Process]:
+    def standbys(self) -> list[Standby]:
         return list(self._standbys.values())
 
     def observe(self) -> GroupObservation:
@@ -73,8 +76,7 @@ class Group:
         )
 
     def start(self, number: int) -> None:
-        """Start the group for the `number`-th time; the processes of the last start are dead. A standby replaces the
-        process with its name."""
+        """Start the group for the `number`-th time; the processes of the last start are dead."""
         specs = self.spec.processes(number)
         for process in self.processes:
             process.close()
@@ -86,13 +88,13 @@ class Group:
     def prepare(self) -> None:
         """Start standbys for the first start."""
         for spec in self.spec.prepared:
-            self._standbys[spec.name] = self._new(spec, standby=True)
+            self._keep_standby(spec, wait_for_cores=False)
 
     def start_standbys(self) -> None:
-        """Start a standby for each process with modules to preload that has none."""
+        """Start the standbys that are missing."""
         for process in self.processes:
-            if isinstance(process, Process) and process.spec.preload and process.name not in self._standbys:
-                self._standbys[process.name] = self._new(process.spec, standby=True)
+            if isinstance(process, Process) and process.spec.preload:
+                self._keep_standby(process.spec, wait_for_cores=True)
 
     def dump_stacks(self) -> None:
         """Have the processes of this machine write their stacks to their output."""
@@ -140,14 +142,21 @@ class Group:
         return process.start_error is not None and process.start_error.code not in self.spec.retryable_codes
 
     def _start(self, spec: ProcessSpec) -> Process:
-        standby = self._standbys.pop(spec.name, None)
-        if standby is None:
-            return self._new(spec)
-        if standby.alive:
-            standby.begin(spec)
-            return standby
-        standby.close()
-        return self._new(spec)
+        standby = self._standbys.get(_imports(spec))
+        can_fork = standby is not None and standby.alive
+        return Process(spec, self._selector, self._log_level, self._on_line, standby if can_fork else None)
 
-    def _new(self, spec: ProcessSpec, *, standby: bool = False) -> Process:
-        return Process(spec, self._selector, self._log_level, self._on_line, standby=standby)
+    def _keep_standby(self, spec: ProcessSpec, *, wait_for_cores: bool) -> None:
+        """Start the standby for a process, unless it runs."""
+        imports = _imports(spec)
+        if (dead := self._standbys.get(imports)) is not None:
+            if dead.alive:
+                return
+            dead.close()
+        self._standbys[imports] = Standby(
+            self.spec.name, spec, self._selector, self._log_level, self._on_line, wait_for_cores=wait_for_cores
+        )
+
+
+def _imports(spec: ProcessSpec) -> _Imports:
+    return spec.preload, tuple(spec.environment.items()), spec.descriptors

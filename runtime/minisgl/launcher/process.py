@@ -11,13 +11,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from contextlib import suppress
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 import msgspec
 
 from minisgl import logging as log
-from minisgl.errors import LauncherError
 from minisgl.launcher import control
+from minisgl.launcher.prctl import adopt_descendants
 
 _LAST_WORDS: Final = 20
 """Lines of output that the message about an exit quotes: warnings and errors, not older than the seconds below, because
@@ -26,10 +27,11 @@ _LAST_WORDS_SECONDS: Final = 10.0
 
 _READ_BYTES: Final = 1 << 16
 
-_PID_ATTEMPTS: Final = 16
+_IMPORT_NICENESS: Final = 10
+"""Of a standby's imports beside processes that serve: where cores are short they get a tenth of the share of those."""
 
-STANDBY: Final = "standby-"
-"""Prefix of a standby's name; the rest is the name of the process that it can replace."""
+_GROUP_SECONDS: Final = 0.2
+"""Longest wait for the exit of killed processes that a dead child has left behind."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +50,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     drains: bool = False
     """After SIGTERM it finishes its clients' requests and exits by itself; other processes may be killed."""
     preload: tuple[str, ...] = ()
-    """Modules whose import takes long: a standby imports them ahead. Empty: no standby is kept."""
-    pid_residue: tuple[int, int] | None = None
-    """(r, n): its process id is r modulo n, so that of n such processes in n containers, each with process ids of its
-    own, no two have the same id."""
+    """Modules whose import takes long: a standby imports them ahead, and forks the process. Empty: none does."""
+    pid_residue: tuple[int, int] = (0, 1)
+    """(r, n): the fork's process id is r modulo n, so that of n such processes in n containers, each with process ids
+    of its own, no two have the same id."""
 
 
 class Child(Protocol):
@@ -95,9 +97,7 @@ class Child(Protocol):
 
 class Process:
     """A child on this machine, watched by a selector until `close`. `on_line` gets each line of its stdout and stderr.
-
-    A standby is a child that has imported the modules of `spec.preload` and waits for `begin`.
-    """
+    The data of the selector's keys is the callback."""
 
     def __init__(
         self,
@@ -105,10 +105,10 @@ class Process:
         selector: selectors.BaseSelector,
         log_level: str,
         on_line: Callable[[log.Line], None],
-        *,
-        standby: bool = False,
+        standby: Standby | None = None,
     ) -> None:
-        """Start the process, or a standby for it. The data of the selector's keys is the callback."""
+        """Start the process, as a fork of `standby` if there is one; then environment and descriptors are those of the
+        standby."""
         self.spec = spec
         self.name = spec.name
         self.drains = spec.drains
@@ -116,61 +116,53 @@ class Process:
         self.progress = "starting"
         self.start_error: control.StartError | None = None
         self.ready_message = control.Ready()
-        self.has_imported = False
-        """A standby's imports are done."""
         self.terminated_by_us = False
         self.heartbeat: control.Heartbeat | None = None
         self.stall = ""
-        self._log_level = log_level
         self._on_line = on_line
         self._selector = selector
         self._last_words: deque[tuple[float, str]] = deque(maxlen=_LAST_WORDS)
-        self._control, peer = socket.socketpair()
         self._control_rest = b""
         self._output_rest = b""
-        name = f"{STANDBY}{spec.name}" if standby else spec.name
-        imports = spec.preload if standby else ()
-        command = (
-            *(sys.executable, "-P", "-m", "minisgl.launcher.child"),
-            *(name, str(peer.fileno()), str(os.getpid()), *imports),
-        )
+        self._standby = standby
+        self._running: subprocess.Popen[bytes] | _Fork
+        self._control, peer = socket.socketpair()
         with peer:
-            self._popen = _spawn(command, spec, peer.fileno())
-        assert self._popen.stdout is not None
-        self._output = self._popen.stdout
-        if not standby:
-            self.begin(spec)
+            self._running, self._output = self._start(peer)
         self._control.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
         selector.register(self._control, selectors.EVENT_READ, self._read_control)
         selector.register(self._output, selectors.EVENT_READ, self._read_output)
+        self._begin(log_level)
 
-    def begin(self, spec: ProcessSpec) -> None:
-        """Send the process its work. Name, environment and descriptors stay those that it was started with."""
-        self.spec = spec
-        self.drains = spec.drains
-        self.progress = "starting"
-        config = msgspec.Raw(msgspec.json.encode(spec.config))
-        self.send(
-            control.Start(name=spec.name, target=spec.target, config=config, log_level=self._log_level, heartbeats=True)
-        )
+    def _start(self, peer: socket.socket) -> tuple[subprocess.Popen[bytes] | _Fork, BinaryIO]:
+        if self._standby is not None:
+            return _Fork(self._standby), self._standby.fork(peer, self.spec.pid_residue)
+        return _spawn(self.spec, peer.fileno(), ())
+
+    def _begin(self, log_level: str) -> None:
+        name, target = self.spec.name, self.spec.target
+        config = msgspec.Raw(msgspec.json.encode(self.spec.config))
+        self.send(control.Start(name=name, target=target, config=config, log_level=log_level, heartbeats=True))
 
     @property
     def label(self) -> str:
-        return f"{self.name} (pid {self._popen.pid})"
+        return self.name if self._running.pid is None else f"{self.name} (pid {self._running.pid})"
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        """Process id. A fork has one once it is ready, at the latest."""
+        assert self._running.pid is not None
+        return self._running.pid
 
     @property
     def alive(self) -> bool:
-        return self._popen.poll() is None
+        return self._running.poll() is None
 
     @property
     def exit_code(self) -> int | None:
         """Negative: the signal that killed it. None while it runs."""
-        return self._popen.poll()
+        return self._running.poll()
 
     def send(self, message: control.ToChild) -> None:
         try:
@@ -181,16 +173,16 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         self.terminated_by_us |= self.alive
-        self._popen.send_signal(number)
+        self._running.send_signal(number)
 
     def dump_stacks(self) -> None:
         """Have it write its stacks to its output. One that is stopped, or stuck in the kernel, does not."""
-        self._popen.send_signal(control.STACKS_SIGNAL)
+        self._running.send_signal(control.STACKS_SIGNAL)
 
     def kill_and_close(self) -> None:
         if self.alive:
             self.signal(signal.SIGKILL)
-        self._popen.wait()
+        self._running.wait()
         self.close()
 
     def close(self) -> None:
@@ -199,15 +191,20 @@ class Process:
             read()
             self._unregister(source)
             source.close()
+        if self._running.pid is not None and not self.alive:
+            _end_group(self._running.pid)
 
     def describe_exit(self) -> str:
         """Describe the exit of a dead child: name, cause and last words."""
         if not self._output.closed:
             self._read_output()
             self._read_control()
-        code = self._popen.returncode
+        code = self._running.returncode
+        assert code is not None
         if self.start_error is not None:
             return f"{self.name}: {self.start_error.message} ({self.start_error.code})"
+        if self._running.pid is None and self._standby is not None and not self._standby.alive:
+            return f"{self.name} was not started, because {self._standby.describe_exit()}"
         if code < 0:
             cause = f"was killed by signal {-code} ({_signal_name(-code)})"
             if code == -signal.SIGKILL:
@@ -221,20 +218,25 @@ class Process:
     def _read_control(self) -> None:
         lines, self._control_rest = self._read_lines(self._control, self._control_rest)
         for line in lines:
-            message = control.from_child.decode(line)
-            match message:
-                case control.Ready():
-                    self.is_ready = True
-                    self.ready_message = message
-                case control.Progress(text=control.IMPORTED):
-                    # It may already have its work: then this is no step of its start.
-                    self.has_imported = True
-                case control.Progress():
-                    self.progress = message.text
-                case control.StartError():
-                    self.start_error = message
-                case control.Heartbeat():
-                    self.heartbeat = message
+            self._handle(control.from_child.decode(line))
+        if isinstance(self._running, _Fork) and self._control not in self._selector.get_map():
+            self._running.has_channel = False
+
+    def _handle(self, message: control.FromChild) -> None:
+        match message:
+            case control.Ready():
+                self.is_ready = True
+                self.ready_message = message
+            case control.Progress():
+                self.progress = message.text
+            case control.StartError():
+                self.start_error = message
+                if isinstance(self._running, _Fork):
+                    self._running.refused()
+            case control.Heartbeat():
+                self.heartbeat = message
+            case control.Forked() if isinstance(self._running, _Fork):
+                self._running.pid = message.pid
 
     def _read_output(self) -> None:
         lines, self._output_rest = self._read_lines(self._output, self._output_rest)
@@ -269,28 +271,119 @@ class Process:
             self._selector.unregister(source)
 
 
-def _spawn(command: Sequence[str], spec: ProcessSpec, control_descriptor: int) -> subprocess.Popen[bytes]:
-    residue, modulus = spec.pid_residue or (0, 1)
-    # Process ids are assigned in order: n attempts suffice unless other processes start at the same time.
-    for _ in range(_PID_ATTEMPTS * modulus):
-        popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **spec.environment},
-            pass_fds=(control_descriptor, *spec.descriptors),
-            process_group=0,
-        )
-        if popen.pid % modulus == residue:
-            return popen
-        popen.kill()
-        popen.communicate()
-    raise LauncherError(
-        "no_process_id",
-        f"{spec.name} got no process id that is {residue} modulo {modulus}: other processes start in this container "
-        "all the time; remove them",
+class Standby(Process):
+    """A child that has imported modules and forks processes, which share the memory of the imports with it."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: ProcessSpec,
+        selector: selectors.BaseSelector,
+        log_level: str,
+        on_line: Callable[[log.Line], None],
+        *,
+        wait_for_cores: bool,
+    ) -> None:
+        """Start a standby for processes with the modules, environment and descriptors of `spec`. wait_for_cores:
+        where cores are short, its imports leave them to processes that serve."""
+        self.has_imported = False
+        self._imports = str(_IMPORT_NICENESS if wait_for_cores else 0), *spec.preload
+        # Its forks become children of this process.
+        adopt_descendants()
+        work = msgspec.structs.replace(spec, name=f"standby-{name}", target="", config=None, drains=False)
+        super().__init__(work, selector, log_level, on_line)
+
+    def fork(self, peer: socket.socket, pid_residue: tuple[int, int]) -> BinaryIO:
+        """Ask for a process with this end of a control channel; returns its output. It starts once the imports are
+        done. If it cannot, both streams end."""
+        output, written = os.pipe()
+        try:
+            request = control.encode(control.Fork(pid_residue))
+            with suppress(OSError):
+                socket.send_fds(self._control, [request], [peer.fileno(), written])
+        finally:
+            os.close(written)
+        return os.fdopen(output, "rb", buffering=0)
+
+    def _start(self, peer: socket.socket) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+        return _spawn(self.spec, peer.fileno(), self._imports)
+
+    def _begin(self, log_level: str) -> None:
+        """It has no work but to wait for requests."""
+
+    def _handle(self, message: control.FromChild) -> None:
+        self.has_imported |= isinstance(message, control.Imported)
+
+
+class _Fork:
+    """A process that a standby forks, as `subprocess.Popen` shows one. The kernel makes it a child of this process."""
+
+    def __init__(self, standby: Standby) -> None:
+        self.pid: int | None = None
+        """None: the standby still imports."""
+        self.returncode: int | None = None
+        self.has_channel = True
+        """The other end of its control channel is open."""
+        self._standby = standby
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int | None:
+        return self._wait(0)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is not None:
+            return
+        if self.pid is not None:
+            os.kill(self.pid, number)
+        elif number in (signal.SIGTERM, signal.SIGKILL):
+            # It exits when it finds its control channel closed.
+            self.returncode = -number
+
+    def refused(self) -> None:
+        """It has reported a start error; without a process id, the standby has done so for it."""
+        if self.pid is None:
+            self.returncode = 1
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is not None:
+            return self.returncode
+        if self.pid is not None:
+            pid, status = os.waitpid(self.pid, options)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        elif not self.has_channel:
+            # The standby exits.
+            self.returncode = self._standby.exit_code
+        return self.returncode
+
+
+def _spawn(spec: ProcessSpec, peer: int, imports: Sequence[str]) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    """Start the program of a child with its end of the control channel. imports: niceness and modules of a standby."""
+    popen = subprocess.Popen(
+        [*(sys.executable, "-P", "-m", "minisgl.launcher.child"), spec.name, str(peer), str(os.getpid()), *imports],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **spec.environment},
+        pass_fds=(peer, *spec.descriptors),
+        process_group=0,
     )
+    assert popen.stdout is not None
+    return popen, cast(BinaryIO, popen.stdout)
+
+
+def _end_group(leader: int) -> None:
+    """Kill what a dead process has left behind, compilers for example, and reap what has been adopted of it."""
+    deadline = time.monotonic() + _GROUP_SECONDS
+    with suppress(ChildProcessError):
+        # Only with a child in the group is it certain that the number is not one of other processes by now.
+        os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.killpg(leader, signal.SIGKILL)
+        while time.monotonic() < deadline:
+            if os.waitpid(-leader, os.WNOHANG) == (0, 0):
+                time.sleep(0.001)
 
 
 def _signal_name(number: int) -> str:

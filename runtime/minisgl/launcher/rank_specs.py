@@ -29,9 +29,16 @@ def ipc_plans(directory: Path, ranks: range) -> dict[int, str]:
     return {rank: f"ipc://{directory}/plans{rank}" for rank in ranks if rank}
 
 
-def standby_specs(engine: EngineConfig, ranks: range) -> list[ProcessSpec]:
-    """Specs of `ranks`, all those of the group that run on one machine or pod, without their work: enough for their
-    standbys."""
+def prepared_specs(engine: EngineConfig, ranks: range, *, alone: bool) -> list[ProcessSpec]:
+    """Specs of `ranks`, all those of the group that run on one machine or pod, without their work: of those whose
+    standby does its imports before the first start. `alone`: these are all ranks of the group.
+
+    A single machine's ranks open their GPUs while they import, which no standby can do for them."""
+    return [] if alone and engine.device == "cuda" else workless_specs(engine, ranks)
+
+
+def workless_specs(engine: EngineConfig, ranks: range) -> list[ProcessSpec]:
+    """Specs of `ranks` without their work."""
     environment = rank_environment(engine.device, len(ranks))
     several_pods_with_devices = engine.device == "cuda" and len(ranks) < engine.tensor_parallel
     return [
@@ -42,7 +49,7 @@ def standby_specs(engine: EngineConfig, ranks: range) -> list[ProcessSpec]:
             environment=environment,
             preload=_PRELOAD,
             # CUDA IPC between containers fails where both processes have the same id.
-            pid_residue=(rank, engine.tensor_parallel) if several_pods_with_devices else None,
+            pid_residue=(rank, engine.tensor_parallel) if several_pods_with_devices else (0, 1),
         )
         for rank in ranks
     ]
@@ -66,7 +73,7 @@ def rank_specs(
     plans_token: of worker ranks whose addresses others than rank 0 can reach, see `PlanReceiver`.
     """
     specs = []
-    for rank, spec in zip(ranks, standby_specs(engine, ranks), strict=True):
+    for rank, spec in zip(ranks, workless_specs(engine, ranks), strict=True):
         device_index = None if first_device is None else first_device + rank - ranks.start
         own = msgspec.structs.replace(engine, rank=rank, device_index=device_index)
         config: WorkerRankConfig | SchedulerProcessConfig

@@ -15,7 +15,7 @@ from minisgl.launcher.devices import device_memory
 from minisgl.launcher.endpoint import EndpointOptions, endpoint_groups, run_endpoint
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
-from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, rank_specs
+from minisgl.launcher.rank_specs import file_rendezvous, ipc_plans, prepared_specs, rank_specs
 from minisgl.launcher.restarts import Limits
 from minisgl.models.config import ModelConfig
 from minisgl.models.fit import check_fit
@@ -90,4 +90,10 @@ def _engine_group(options: ServeOptions, directory: Path, scheduler_address: str
         )
         return rank_specs(engine, ranks, plans, scheduler)
 
-    return GroupSpec(name="engine", processes=processes, required=True, stall_seconds=options.limits.stall_seconds)
+    return GroupSpec(
+        name="engine",
+        processes=processes,
+        prepared=prepared_specs(options.engine, ranks, alone=True),
+        required=True,
+        stall_seconds=options.limits.stall_seconds,
+    )

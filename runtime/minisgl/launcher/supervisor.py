@@ -19,7 +19,7 @@ from minisgl import logging as log
 from minisgl.errors import LauncherError
 from minisgl.launcher import control
 from minisgl.launcher.group import Group, GroupSpec
-from minisgl.launcher.process import Child, Process
+from minisgl.launcher.process import Child, Standby
 from minisgl.launcher.restarts import (
     KILL_SECONDS,
     Action,
@@ -120,7 +120,7 @@ class Supervisor:
         return [process for group in self._groups.values() for process in group.processes]
 
     @property
-    def standbys(self) -> list[Process]:
+    def standbys(self) -> list[Standby]:
         return [process for group in self._groups.values() for process in group.standbys]
 
     def run(self) -> None:

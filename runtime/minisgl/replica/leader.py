@@ -18,7 +18,7 @@ from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.devices import device_memory
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import Child, Process, ProcessSpec
-from minisgl.launcher.rank_specs import standby_specs
+from minisgl.launcher.rank_specs import prepared_specs
 from minisgl.launcher.restarts import GroupState
 from minisgl.launcher.signals import Signals
 from minisgl.launcher.supervisor import Supervisor
@@ -137,7 +137,7 @@ class Leader:
                     name=_GROUP,
                     processes=self._start_epoch,
                     can_start=lambda: self._pods.complete,
-                    prepared=standby_specs(engine, identity.ranks(0)) if identity.pods > 1 else (),
+                    prepared=prepared_specs(engine, identity.ranks(0), alone=identity.pods == 1),
                     retryable_codes=RETRYABLE_CODES,
                     stall_seconds=self._options.stall_seconds,
                 )

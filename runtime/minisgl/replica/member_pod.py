@@ -16,7 +16,7 @@ from minisgl.errors import LauncherError
 from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec
-from minisgl.launcher.rank_specs import standby_specs
+from minisgl.launcher.rank_specs import prepared_specs
 from minisgl.launcher.signals import Signals
 from minisgl.replica import messages
 from minisgl.replica.diagnosis import rank_of, shortened
@@ -59,7 +59,7 @@ class MemberPod:
             GroupSpec(
                 name="engine",
                 processes=self._specs,
-                prepared=standby_specs(options.engine, options.identity.ranks(options.pod_index)),
+                prepared=prepared_specs(options.engine, options.identity.ranks(options.pod_index), alone=False),
                 stall_seconds=options.stall_seconds,
             ),
             self._selector,

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from minisgl.launcher.control import Ready
-from minisgl.launcher.process import Child, Process
+from minisgl.launcher.process import Child, Process, Standby
 from minisgl.launcher.restarts import GroupState
 from minisgl.replica.diagnosis import rank_of
 from minisgl.replica.messages import Epoch
@@ -51,7 +51,7 @@ def leader_status(
     info: ReplicaInfo,
     group: GroupState,
     processes: Sequence[Child],
-    standbys: Sequence[Process],
+    standbys: Sequence[Standby],
     *,
     draining: bool,
 ) -> EngineStatus:
@@ -92,7 +92,7 @@ def member_status(
     options: EngineOptions,
     epoch: Epoch,
     processes: Sequence[Child],
-    standbys: Sequence[Process],
+    standbys: Sequence[Standby],
     *,
     phase: EnginePhase | None,
     joined: bool,
@@ -124,7 +124,7 @@ def _status(
     ranks: Sequence[RankStatus],
     *,
     started: Ready = Ready(),  # noqa: B008 - it is frozen
-    standbys: Sequence[Process] = (),
+    standbys: Sequence[Standby] = (),
 ) -> EngineStatus:
     return EngineStatus(
         model=options.model_name,

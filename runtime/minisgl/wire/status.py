@@ -115,7 +115,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="engine", tag_
     timings: dict[str, float]
     """Seconds of each stage of the last start, see `replica.start_timings.STAGES`."""
     standbys: int
-    """Processes of this pod that have done their imports and wait to replace a rank."""
+    """Processes of this pod that have done the imports of its ranks, and fork them at the next start."""
     restarts: int
     """Restarts within the restart window."""
     max_restarts: int

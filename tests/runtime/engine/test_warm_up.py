@@ -29,21 +29,18 @@ from support.plans import Segment, make_plan, new_row
 HOPPER = Architecture.parse("9.0a")
 
 ENGINE = EngineConfig(model="", device="cuda")
-# One of each kind of model and of step; of further ones, benchmarks record that nothing is compiled after the start
-# (`compiled_after_ready` in benchmarks/results/h200.json).
+# One of each kind of model, of step and of number of ranks; of further ones, benchmarks record that nothing is compiled
+# after the start (`compiled_after_ready` in benchmarks/results/h200.json).
 CASES = {
     "qwen3-0.6b": ENGINE,
-    "qwen3-0.6b, two ranks": replace(ENGINE, tensor_parallel=2),
-    "qwen3-0.6b, odd vocabulary": ENGINE,
+    "qwen3-0.6b, odd vocabulary": replace(ENGINE, tensor_parallel=2),
     "qwen3-30b-a3b": ENGINE,
     "gpt-oss-20b": ENGINE,
     "qwen3-30b-a3b, routing by scores": ENGINE,
-    "llama-3.2-1b, few rows": replace(ENGINE, max_running=7, page_size=16),
     "qwen2.5-7b, four ranks": replace(ENGINE, tensor_parallel=4),
-    "gemma-4-31b, two ranks": replace(ENGINE, tensor_parallel=2),
-    "gemma-4-31b, shared layers": ENGINE,
+    "gemma-4-31b, shared layers": replace(ENGINE, tensor_parallel=2),
     "gemma-4-26b-a4b": ENGINE,
-    "mistral-7b-v0.1": ENGINE,
+    "mistral-7b-v0.1, few rows": replace(ENGINE, max_running=7, page_size=16),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "odd vocabulary": {"vocab_size": 50257},

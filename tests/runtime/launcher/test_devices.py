@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.launcher import devices
-from minisgl.launcher.process import Process, ProcessSpec
+from minisgl.launcher.process import Process, ProcessSpec, Standby
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,31 @@ def test_ranks_share_the_memory_of_the_machine_or_container(file: str, tmp_path:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_process_id_has_the_residue_that_its_spec_asks_for(rank: int) -> None:
-    spec = ProcessSpec(name="rank", target="", config=None, pid_residue=(rank, 3))
+    target = "no_such_module:run"
+    spec = ProcessSpec(name="rank", target=target, config=None, preload=("email.mime.text",), pid_residue=(rank, 3))
     with selectors.DefaultSelector() as selector:
-        process = Process(spec, selector, "info", lambda line: None, standby=True)
-        try:
-            assert process.pid % 3 == rank
-        finally:
-            process.kill_and_close()
+        standby = Standby("ranks", spec, selector, "info", print, wait_for_cores=False)
+        process = Process(spec, selector, "info", print, standby)
+        while process.alive:
+            for key, _ in selector.select(0.1):
+                key.data()
+        assert process.pid % 3 == rank
+        process.close()
+        standby.kill_and_close()
+
+
+def test_a_process_id_that_never_comes_is_a_start_error() -> None:
+    spec = ProcessSpec(name="rank", target="", config=None, preload=("email.mime.text",), pid_residue=(1, 1))
+    with selectors.DefaultSelector() as selector:
+        standby = Standby("ranks", spec, selector, "info", print, wait_for_cores=False)
+        process = Process(spec, selector, "info", print, standby)
+        while process.alive:
+            for key, _ in selector.select(0.1):
+                key.data()
+        assert process.describe_exit() == (
+            "rank: no process id that is 1 modulo 1 came: other processes start in this container all the time; remove "
+            "them (no_process_id)"
+        )
+        assert standby.alive
+        process.close()
+        standby.kill_and_close()

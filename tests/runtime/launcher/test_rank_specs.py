@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from minisgl.config import EngineConfig
-from minisgl.launcher.rank_specs import ipc_plans, rank_specs, standby_specs
+from minisgl.launcher.rank_specs import ipc_plans, prepared_specs, rank_specs
 from minisgl.scheduler.process import SchedulerProcessConfig
 
 _ENGINE = EngineConfig(model="/models/x", tensor_parallel=4, rendezvous="file:///run/rendezvous1")
@@ -44,15 +44,22 @@ def test_ranks_of_a_machine_without_a_first_device_use_the_devices_of_their_numb
 
 def test_process_ids_are_constrained_only_where_pods_share_devices() -> None:
     cuda = EngineConfig(model="/models/x", device="cuda", tensor_parallel=4)
-    assert {spec.pid_residue for spec in rank_specs(cuda, _ALL, _PLANS)} == {None}
-    assert {spec.pid_residue for spec in rank_specs(_ENGINE, range(2, 4), _PLANS)} == {None}
+    assert {spec.pid_residue for spec in rank_specs(cuda, _ALL, _PLANS)} == {(0, 1)}
+    assert {spec.pid_residue for spec in rank_specs(_ENGINE, range(2, 4), _PLANS)} == {(0, 1)}
     assert [spec.pid_residue for spec in rank_specs(cuda, range(2, 4), _PLANS)] == [(2, 4), (3, 4)]
 
 
-def test_standbys_differ_from_ranks_only_in_their_work() -> None:
+def test_prepared_specs_differ_from_ranks_only_in_their_work() -> None:
     engine = EngineConfig(model="/models/x", device="cuda", tensor_parallel=4)
     scheduler = SchedulerProcessConfig(engine=engine, address="ipc:///run/scheduler", model_name="x", drains=True)
     for ranks in (range(2), range(2, 4)):
         specs = rank_specs(engine, ranks, _PLANS, scheduler)
         workless = [msgspec.structs.replace(spec, config=None, drains=False) for spec in specs]
-        assert workless == standby_specs(engine, ranks)
+        assert workless == prepared_specs(engine, ranks, alone=False)
+
+
+def test_only_ranks_that_open_no_gpu_meanwhile_wait_for_the_imports_of_a_standby() -> None:
+    ranks = range(2)
+    cuda, cpu = (EngineConfig(model="/models/x", device=device, tensor_parallel=2) for device in ("cuda", "cpu"))
+    assert prepared_specs(cuda, ranks, alone=True) == []
+    assert [spec.name for spec in prepared_specs(cpu, ranks, alone=True)] == ["rank0", "rank1"]

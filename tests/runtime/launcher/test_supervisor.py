@@ -21,7 +21,7 @@ from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.process import ProcessSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.supervisor import Supervisor
-from support.frontend.served import eventually, launched_by
+from support.frontend.served import eventually, is_fork, launched_by
 from support.launcher.group import Launch
 
 _TESTS = Path(__file__).parents[2]
@@ -283,20 +283,62 @@ def test_a_dead_process_is_restarted_with_its_group(
     assert launched.gone()
 
 
-def test_a_standby_replaces_a_dead_process(launch: Start, spec: Spec) -> None:
-    rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("email.mime.text",))
-    launched = launch(rank0, spec("frontend", "front"), max_restarts=1)
+def _imports(spec: ProcessSpec, module: str = "email.mime.text", **environment: str) -> ProcessSpec:
+    return msgspec.structs.replace(spec, preload=(module,), environment=environment)
+
+
+def test_one_standby_forks_all_ranks_again_and_again(launch: Start, spec: Spec) -> None:
+    ranks = [_imports(spec(f"rank{rank}", "serve")) for rank in range(2)]
+    launched = launch(*ranks, spec("frontend", "front"), max_restarts=2)
     launched.wait_until_ready()
-    eventually(lambda: "standby-rank0" in launched.children())
-    standby = launched.children()["standby-rank0"]
-    os.kill(launched.pids["rank0"], signal.SIGKILL)
-    launched.wait_for_words("engine is ready again")
-    assert launched.children()["rank0"] == standby
-    eventually(lambda: launched.children().get("standby-rank0", standby) != standby)
+    eventually(lambda: "standby-engine" in launched.children())
+    standby = launched.children()["standby-engine"]
+    for restart in (1, 2):
+        before = launched.children()
+        os.kill(before["rank1"], signal.SIGKILL)
+        eventually(lambda times=restart: launched.log.read_text().count("engine is ready again") == times)
+        after = launched.children()
+        assert after["standby-engine"] == standby
+        for rank in ("rank0", "rank1"):
+            assert after[rank] != before[rank]
+            assert is_fork(after[rank], standby)
+            assert os.getpgid(after[rank]) == after[rank]
     launched.pids = launched.children()
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
     assert launched.gone()
+
+
+def test_prepared_ranks_are_forks_of_a_standby_from_the_first_start_on(launch: Start, spec: Spec) -> None:
+    launched = launch(_imports(spec("rank0", "serve")), spec("frontend", "front"), prepare=True)
+    launched.wait_until_ready()
+    children = launched.children()
+    assert is_fork(children["rank0"], children["standby-engine"])
+    os.kill(children["rank0"], signal.SIGTERM)
+    assert launched.wait_for_end(END_SECONDS) == 1
+    assert f"rank0 (pid {children['rank0']}) was killed by signal 15 (SIGTERM)" in launched.log.read_text()
+    launched.pids = children
+    assert launched.gone()
+
+
+def test_a_start_fails_with_the_error_of_the_imports_that_it_waits_for(launch: Start, spec: Spec) -> None:
+    launched = launch(_imports(spec("rank0", "serve"), "no_such_module"), prepare=True)
+    assert launched.wait_for_end(END_SECONDS) == 1
+    log = launched.log.read_text()
+    assert "process_died: rank0 was not started, because standby-engine (pid " in log
+    assert "No module named 'no_such_module'" in log.partition("process_died")[2]
+
+
+def test_what_a_dead_process_leaves_behind_is_ended(launch: Start, spec: Spec, tmp_path: Path) -> None:
+    launched = launch(_imports(spec("rank0", "leave_behind")), spec("frontend", "front"), prepare=True, max_restarts=1)
+    launched.wait_until_ready()
+    left = int((tmp_path / "left").read_text())
+    assert _runs(left)
+    os.kill(launched.children()["rank0"], signal.SIGKILL)
+    launched.wait_for_words("engine is ready again")
+    assert not Path(f"/proc/{left}").exists(), "it is not even a zombie"
+    launched.popen.send_signal(signal.SIGTERM)
+    assert launched.wait_for_end() == 0
 
 
 class _Look:
@@ -317,12 +359,12 @@ class _Look:
         return time.monotonic() + 1
 
 
-@pytest.mark.parametrize(("max_restarts", "expected"), [(0, set()), (1, {"rank0"})])
+@pytest.mark.parametrize(("max_restarts", "expected"), [(0, set()), (1, {"standby-engine"})])
 def test_a_standby_is_kept_only_where_a_restart_is_allowed(
     spec: Spec, max_restarts: int, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("email.mime.text",))
+    rank0 = _imports(spec("rank0", "serve"))
     look = _Look()
     look.supervisor = Supervisor(
         [GroupSpec(name="engine", processes=lambda number: [rank0])],
@@ -337,11 +379,9 @@ def test_a_standby_is_kept_only_where_a_restart_is_allowed(
     assert set(look.standbys) == expected
 
 
-def test_a_standby_leaves_the_cores_to_others_until_it_takes_over(launch: Start, spec: Spec, tmp_path: Path) -> None:
+def test_a_standby_leaves_the_cores_to_others_and_its_forks_do_not(launch: Start, spec: Spec, tmp_path: Path) -> None:
     noted = tmp_path / "niceness"
-    rank0 = msgspec.structs.replace(
-        spec("rank0", "serve"), preload=("support.launcher.noted_import",), environment={"NOTED_IMPORT": str(noted)}
-    )
+    rank0 = _imports(spec("rank0", "serve"), "support.launcher.noted_import", NOTED_IMPORT=str(noted))
     launched = launch(rank0, max_restarts=1)
     launched.wait_until_ready()
     eventually(lambda: noted.exists() and noted.read_text())
@@ -349,19 +389,19 @@ def test_a_standby_leaves_the_cores_to_others_until_it_takes_over(launch: Start,
     assert int(noted.read_text()) == min(usual + 10, 19)
     os.kill(launched.pids["rank0"], signal.SIGKILL)
     launched.wait_for_words("engine is ready again")
-    taken_over = launched.children()["rank0"]
-    threads = [int(thread.name) for thread in Path(f"/proc/{taken_over}/task").iterdir()]
+    fork = launched.children()["rank0"]
+    threads = [int(thread.name) for thread in Path(f"/proc/{fork}/task").iterdir()]
     assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {usual}
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
 
 
 def test_a_process_is_restarted_when_its_standby_has_died(launch: Start, spec: Spec) -> None:
-    rank0 = msgspec.structs.replace(spec("rank0", "serve"), preload=("no_such_module",))
+    rank0 = _imports(spec("rank0", "serve"), "no_such_module")
     launched = launch(rank0, max_restarts=1)
     launched.wait_until_ready()
     launched.wait_for_words("No module named 'no_such_module'")
-    eventually(lambda: "standby-rank0" not in launched.children())
+    eventually(lambda: "standby-engine" not in launched.children())
     os.kill(launched.pids["rank0"], signal.SIGKILL)
     launched.wait_for_words("engine is ready again")
     launched.popen.send_signal(signal.SIGTERM)

@@ -259,4 +259,4 @@ def test_ranks_of_one_pod_use_no_network() -> None:
     assert plan.local[0].config.engine.rendezvous == "file:///tmp/s/rendezvous3"
     assert all(address.startswith("ipc://") for address in plan.local[0].config.plan_addresses)
     assert plan.local[0].config.engine.device_index is None
-    assert plan.local[0].pid_residue is None
+    assert plan.local[0].pid_residue == (0, 1)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
 ONE_START: Final = ("--max-restarts", "0")
-"""Flags of a server whose processes shall not die. It keeps no standbys, whose imports would take the processor."""
+"""Flags of a server whose processes shall not die."""
 _STANDBY: Final = "minisgl-standby"
 """Title of a standby, of which the kernel keeps 15 bytes. One that still imports has another."""
 
@@ -87,14 +87,20 @@ class Served:
 
 
 def launched_by(launcher: int) -> dict[str, int]:
-    """Return process ids of the children of a launcher by name, from /proc. A standby keeps its command line when it
-    takes over, but not its title."""
+    """Return process ids of the children of a launcher by name, from /proc. Forks have the command line of their
+    standby, but a title of their own."""
     return {name: pid for name, pid, _ in _children_of(launcher)}
 
 
 def standing_by(launcher: int) -> set[str]:
     """Return names of the standbys of a launcher that have imported everything."""
     return {name for name, _, title in _children_of(launcher) if title == _STANDBY}
+
+
+def is_fork(process: int, standby: int) -> bool:
+    """Whether a process is a fork of a standby, whose command line it has."""
+    first, second = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in (process, standby))
+    return process != standby and first == second
 
 
 def _children_of(launcher: int) -> Iterator[tuple[str, int, str]]:
@@ -110,9 +116,15 @@ def _children_of(launcher: int) -> Iterator[tuple[str, int, str]]:
                 arguments = words[words.index(b"minisgl.launcher.child") + 1 :]
                 # Other programs may have the module's name among their arguments.
                 if len(arguments) > 2 and arguments[2] == str(launcher).encode():
-                    name = arguments[0]
-                    has_taken_over = title.startswith("minisgl-") and title != _STANDBY
-                    yield name.decode().removeprefix("standby-" if has_taken_over else ""), int(entry.name), title
+                    yield _name(arguments[0].decode(), title), int(entry.name), title
+
+
+def _name(name: str, title: str) -> str:
+    """Name of a child from that in its command line and its title."""
+    if not name.startswith("standby-") or title == _STANDBY or not title.startswith("minisgl-"):
+        return name
+    forked = title.removeprefix("minisgl-")
+    return "frontend" if "frontend".startswith(forked) else forked
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:

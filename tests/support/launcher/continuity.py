@@ -275,9 +275,8 @@ def kill_ranks(served: Served, kills: int, ranks: int, figures: Figures, choose:
     kinds = list(KINDS)
     began = time.monotonic()
     victims = [f"rank{rank}" for rank in range(ranks)]
-    standbys = {f"standby-{name}" for name in victims}
     for number in range(kills):
-        eventually(lambda: standbys <= served.standing_by(), _CLIENT_SECONDS)
+        eventually(lambda: "standby-engine" in served.standing_by(), _CLIENT_SECONDS)
         eventually(lambda: set(victims) <= served.children().keys(), _CLIENT_SECONDS)
         pid = served.children()[choose.choice(victims)]
         picked = [kinds[(number + at) % len(kinds)] for at in range(STREAMS + PLAIN)]

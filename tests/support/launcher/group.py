@@ -29,6 +29,8 @@ class Launch(msgspec.Struct, kw_only=True):
     drain_timeout: float = 30.0
     max_restarts: int = 0
     restart_window: float = 600.0
+    prepare: bool = False
+    """Imports begin before the first start."""
 
 
 def main() -> int:
@@ -43,7 +45,14 @@ def main() -> int:
             print(json.dumps({"run_directory": str(directory), "pids": pids}), flush=True)
 
         supervisor = Supervisor(
-            [GroupSpec(name=name, processes=partial(_processes, starts)) for name, starts in launch.groups.items()],
+            [
+                GroupSpec(
+                    name=name,
+                    processes=partial(_processes, starts),
+                    prepared=[spec for spec in starts[0] if spec.preload and launch.prepare],
+                )
+                for name, starts in launch.groups.items()
+            ],
             limits=Limits(
                 max_restarts=launch.max_restarts,
                 restart_window=launch.restart_window,
