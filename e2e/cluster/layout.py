@@ -19,6 +19,9 @@ IPV6: Final = os.environ.get("MINISGL_IP_FAMILY", "4") == "6"
 """True for a cluster with IPv6 only. Its places have 127.0.0.1 for components that talk to themselves, and no other
 IPv4 address."""
 
+GO: Final = {"GOGC": "200"}
+"""Environment of components, which are written in Go: memory is there, cores are short."""
+
 _LAN: Final = "fd00:10:243::" if IPV6 else "10.243.0."
 LAN_BITS: Final = 64 if IPV6 else 24
 """Length of the prefix of the network of the nodes."""

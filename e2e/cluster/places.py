@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from cluster import tools
 from cluster.certificates import write_if_changed
-from cluster.layout import IPV6, STATE, cgroup_hierarchies
+from cluster.layout import GO, IPV6, STATE, cgroup_hierarchies
 
 HOST: Final = ""
 CONTROL: Final = "control"
@@ -140,7 +140,7 @@ def start(place: str, name: str, *command: str | Path, keep: Sequence[int] = ())
         capture_output=True,
         check=True,
         pass_fds=keep,
-        env={"PATH": tools.search_path(), "HOME": str(STATE), "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={"PATH": tools.search_path(), "HOME": str(STATE), "PYTHONPATH": str(Path(__file__).parent.parent), **GO},
     )
     pid = done.stdout.strip()
     (STATE / place / f"{name}.pid").write_text(f"{pid} {_stat(proc(place) / pid)[19]}")

@@ -129,11 +129,11 @@ class Process:
         self._control, peer = socket.socketpair()
         with peer:
             self._running, self._output = self._start(peer)
+        self._begin(log_level)
         self._control.setblocking(False)
         os.set_blocking(self._output.fileno(), False)
         selector.register(self._control, selectors.EVENT_READ, self._read_control)
         selector.register(self._output, selectors.EVENT_READ, self._read_output)
-        self._begin(log_level)
 
     def _start(self, peer: socket.socket) -> tuple[subprocess.Popen[bytes] | _Fork, BinaryIO]:
         if self._standby is not None:

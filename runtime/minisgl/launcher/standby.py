@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 from minisgl.errors import LauncherError
@@ -63,7 +64,9 @@ def fork_on_request(requests: socket.socket) -> socket.socket | None:
                 os.dup2(output, 2)
                 return socket.socket(fileno=os.dup(channel))
         except LauncherError as error:
-            os.write(channel, control.encode(control.StartError(error.code, str(error))))
+            # The launcher may have given this process up.
+            with suppress(OSError):
+                os.write(channel, control.encode(control.StartError(error.code, str(error))))
         finally:
             os.close(channel)
             os.close(output)

