@@ -71,8 +71,10 @@ _NOT_MEASURED = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    paths = {item.path for item in items}
+    not_measured = {path for path in paths if any(path.is_relative_to(part) for part in _NOT_MEASURED)}
     for item in items:
-        if any(item.path.is_relative_to(part) for part in _NOT_MEASURED):
+        if item.path in not_measured:
             item.add_marker("no_cover")
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))

@@ -17,15 +17,15 @@ from minisgl_operator.api.crd import crd
 from minisgl_operator.api.schema import SchemaError, defaulted, structural
 from minisgl_operator.api.status import InferenceModelStatus
 from minisgl_operator.api.types import InferenceModel, InferenceModelSpec
-from support.cluster.api_reference import ROOT, files
+from support.cluster.api_reference import FILES, ROOT
 from support.cluster.validation_cases import CASES, EVERYTHING, Case
 
 SPEC: dict[str, Any] = structural(InferenceModelSpec)
 
 
-@pytest.mark.parametrize("path", sorted(files()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FILES), ids=lambda path: path.name)
 def test_committed_files_match_the_types(path: Any) -> None:
-    assert path.read_text() == files()[path], "run `PYTHONPATH=operator:tests python -m support.cluster.api_reference`"
+    assert path.read_text() == FILES[path](), "run `PYTHONPATH=operator:tests python -m support.cluster.api_reference`"
 
 
 def test_the_command_prints_the_definition(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from minisgl_operator.api.crd import chart_template, manifest
 from minisgl_operator.api.reference import page
@@ -13,15 +15,14 @@ from minisgl_operator.api.reference import page
 ROOT = Path(__file__).parents[3]
 
 
-def files() -> dict[Path, str]:
-    """Contents by file."""
-    return {
-        ROOT / "manifests" / "crd" / "inferencemodels.yaml": manifest(),
-        ROOT / "charts" / "templates" / "crd.yaml": chart_template(),
-        ROOT / "docs" / "inference-model.md": page(),
-    }
+FILES: Final[dict[Path, Callable[[], str]]] = {
+    ROOT / "manifests" / "crd" / "inferencemodels.yaml": manifest,
+    ROOT / "charts" / "templates" / "crd.yaml": chart_template,
+    ROOT / "docs" / "inference-model.md": page,
+}
+"""What makes the contents, by file."""
 
 
 if __name__ == "__main__":
-    for path, content in files().items():
-        path.write_text(content)
+    for path, content in FILES.items():
+        path.write_text(content())
