@@ -31,7 +31,7 @@ def kill_rank(namespace: Namespace, pod: str, rank: int) -> float:
 
 def launcher_url(namespace: Namespace, pod: str) -> str:
     """URL on the host that is forwarded to the launcher of a pod, for as long as its container runs. To ask it costs
-    hardly any CPU time, which ranks and standbys need."""
+    hardly any CPU time, which ranks need."""
     return f"http://127.0.0.1:{namespace.port_from_pod(pod, '127.0.0.1:8080')}"
 
 

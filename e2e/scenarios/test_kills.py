@@ -69,10 +69,8 @@ def test_answers_go_on_when_ranks_and_then_all_pods_of_a_replica_are_killed(
     serve(namespace, tensor=2)
     before = namespace.pods("demo", "engine")
     for rank, name in enumerate(("leader", "follower")):
-        # Without answers that take their CPU time.
-        _wait_for_standbys(namespace)
         with killing(known, client, 2) as found:
-            _kill_rank(namespace, found, rank, standbys=False)
+            _kill_rank(namespace, found, rank)
             kill_operator()
         check(f"{name} killed", "ranks", 1, found, measurement)
 
@@ -88,7 +86,6 @@ def test_answers_go_on_when_ranks_and_then_all_pods_of_a_replica_are_killed(
     assert {p["metadata"]["uid"] for p in after} == {p["metadata"]["uid"] for p in before}
     assert all(s["restartCount"] == 0 for p in after for s in p["status"]["containerStatuses"])
 
-    _wait_for_standbys(namespace)
     with killing(known, client, 2) as found:
         _kill_pods(namespace, found, *PODS)
     check("1 replicas killed", "replicas", 1, found, measurement)
@@ -105,22 +102,20 @@ def test_answers_go_on_when_ranks_are_killed(
     ranks: tuple[int, ...],
 ) -> None:
     serve(namespace, tensor=2)
-    _wait_for_standbys(namespace)
     with killing(known, client, 2) as found:
         for number in range(count):
-            _kill_rank(namespace, found, ranks[number % len(ranks)], standbys=True)
+            _kill_rank(namespace, found, ranks[number % len(ranks)])
     check(f"{request.node.callspec.id} ranks killed", "ranks", 1, found, measurement)
 
 
-def _kill_rank(namespace: Namespace, found: Kills, rank: int, *, standbys: bool) -> None:
-    """Kill a rank of the only replica, and wait until it serves again. standbys: and until both pods have standbys."""
-    urls = [launcher_url(namespace, pod) for pod in PODS]
-    restarts = launcher_status(urls[0])["restarts"] + 1
+def _kill_rank(namespace: Namespace, found: Kills, rank: int) -> None:
+    """Kill a rank of the only replica, and wait until it serves again."""
+    url = launcher_url(namespace, PODS[0])
+    restarts = launcher_status(url)["restarts"] + 1
 
     def is_back() -> bool:
-        status = [launcher_status(url) for url in urls]
-        ready = status[0]["restarts"] >= restarts and status[0]["phase"] == "Ready"
-        return bool(ready and (not standbys or all(each["standbys"] for each in status)))
+        status = launcher_status(url)
+        return bool(status["restarts"] >= restarts and status["phase"] == "Ready")
 
     found.kill(partial(kill_rank, namespace, PODS[rank], rank), is_back)
 
@@ -130,7 +125,6 @@ def test_answers_go_on_when_pods_are_killed(
     namespace: Namespace, client: ClientPod, known: Known, measurement: Measurement, count: int, replicas: int
 ) -> None:
     serve(namespace, replicas=replicas)
-    _wait_for_standbys(namespace)
     with killing(known, client, 1, seldom=count > 2) as found:
         for number in range(count):
             _kill_pods(namespace, found, f"demo-r{number % replicas}-0")
@@ -149,10 +143,8 @@ def test_answers_go_on_when_a_replica_is_killed(
 
 
 def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:
-    """Kill pods, make the API server forget them at once, and wait until others serve in their place. All replicas have
-    standbys before: their start would take CPU time from the answers whose pauses are measured."""
+    """Kill pods, make the API server forget them at once, and wait until others serve in their place."""
 
-    _wait_for_standbys(namespace)
     ready = partial(ready_pods, namespace.name, "demo", "engine")
     before = ready()
     pods = [pod for pod in namespace.pods("demo", "engine") if pod["metadata"]["name"] in names]
@@ -167,8 +159,3 @@ def _kill_pods(namespace: Namespace, found: Kills, *names: str) -> None:
     found.kill(
         kill, lambda: (now := ready()).keys() == before.keys() and all(now[name] != before[name] for name in names)
     )
-
-
-def _wait_for_standbys(namespace: Namespace) -> None:
-    launchers = [launcher_url(namespace, pod["metadata"]["name"]) for pod in namespace.pods("demo", "engine")]
-    namespace.wait("standbys", lambda: all(launcher_status(url)["standbys"] for url in launchers))
