@@ -41,8 +41,10 @@ from minisgl.kernels.pointwise.norm import add_rms_norm
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm
+from minisgl.models.blocks.feed_forward import FeedForward
+from minisgl.models.blocks.self_attention import Angles
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Angles, Decoder, FeedForward
+from minisgl.models.decoder import Decoder
 
 MODELS = {"qwen3-0.6b": 28, "qwen3-14b": 4, "llama-3.2-1b": 16, "qwen2.5-0.5b": 24, "qwen2.5-7b": 4}
 """Number of layers by model: their weights exceed the L2 cache and leave enough device memory."""

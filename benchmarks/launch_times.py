@@ -22,8 +22,10 @@ from minisgl.kernels.attention.rotation import Rotation
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
 from minisgl.kernels.pointwise.activation_triton import _silu_and_mul
 from minisgl.layers.activation import silu_and_mul
+from minisgl.models.blocks.feed_forward import FeedForward
+from minisgl.models.blocks.self_attention import Angles
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Angles, Decoder, FeedForward
+from minisgl.models.decoder import Decoder
 
 TOKENS = (4, 16, 300)
 CALLS, ROUNDS = 40, 15

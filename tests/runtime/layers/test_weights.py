@@ -21,7 +21,8 @@ from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.formats import Quantization, TensorSpec, WeightCost, WeightFormat
 from minisgl.layers.weights.inputs import Input, wide
 from minisgl.layers.weights.weight import Draw, Matrix, NewTensor, QuantizedWeight, ReadTensor, Weight
-from minisgl.models.decoder import Decoder, FeedForward
+from minisgl.models.blocks.feed_forward import FeedForward
+from minisgl.models.decoder import Decoder
 from minisgl.toy.quantize import QuantizedWeight as StoredWeight
 from minisgl.toy.quantize import quantize
 from minisgl.toy.tiny import write_tiny_checkpoint

@@ -17,8 +17,10 @@ from minisgl.layers.weights.allocate import Experts
 from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.weight import Weight
+from minisgl.models.blocks.experts import SparseFeedForward
+from minisgl.models.blocks.feed_forward import FeedForward
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder, DecoderLayer, FeedForward, SparseFeedForward
+from minisgl.models.decoder import Decoder, DecoderLayer
 from minisgl.models.random_weights import fill_random
 from minisgl.toy.quantize import QUANTIZATION_CONFIGS
 from minisgl.toy.tiny import write_tiny_checkpoint

@@ -19,9 +19,10 @@ from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.weights.formats import Mxfp4Blocks, read_quantization
 from minisgl.layers.weights.mxfp4 import Mxfp4Weight
+from minisgl.models.blocks.experts import SparseFeedForward
 from minisgl.models.build import checkpoint_parameters
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder, SparseFeedForward
+from minisgl.models.decoder import Decoder
 from minisgl.models.decoder_config import ClampedGate, LayerConfig
 from minisgl.models.weights import load_weights
 from minisgl.moe.routing_config import RoutingConfig

@@ -17,8 +17,9 @@ from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.fp8 import Fp8Weight
 from minisgl.layers.weights.inputs import Input, wide
 from minisgl.layers.weights.weight import Weight
+from minisgl.models.blocks.feed_forward import FeedForward
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder import Decoder, FeedForward
+from minisgl.models.decoder import Decoder
 from support.numerics.ranks import load
 
 

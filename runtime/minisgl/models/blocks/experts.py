@@ -1,0 +1,188 @@
+"""Mixtures of experts: alone, beside a shared expert, and beside a dense feed-forward."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.pointwise.norm import rms_norm
+from minisgl.layers import activation
+from minisgl.layers.activation import GATED_ACTIVATIONS, GatedActivation, silu_and_mul
+from minisgl.layers.weights.allocate import (
+    ExpertNames,
+    allocate,
+    allocate_experts,
+    allocate_interleaved_experts,
+    allocate_stacked_experts,
+)
+from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.inputs import PreNorm, activate
+from minisgl.layers.weights.parameters import Parameters
+from minisgl.layers.weights.weight import Projection
+from minisgl.models.blocks.feed_forward import FeedForward
+from minisgl.models.blocks.norms import norm_before_feed_forward, norm_of
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder_config import ClampedGate, FeedForwardConfig, MoeConfig
+from minisgl.moe.experts import run_experts
+from minisgl.moe.mixture import mixture_of_experts
+from minisgl.moe.routing import route_by_scores
+
+
+class SparseFeedForward:
+    """Mixture of experts; every rank holds an equal part of every expert's intermediate features."""
+
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
+    ) -> None:
+        prefix, names, routing = f"model.layers.{layer}", config.decoder.names.moe, moe.routing
+        self.norm = norm_before_feed_forward(config, parameters, layer)
+        self._parallel = parallel
+        self._moe = moe
+        self._activation: GatedActivation
+        if isinstance(moe.activation, ClampedGate):
+            self._activation = activation.ClampedGate(moe.activation.alpha, moe.activation.limit)
+        else:
+            self._activation = GATED_ACTIVATIONS[moe.activation]
+        hidden, size = config.hidden_size, moe.intermediate_size
+        router = parameters.new(
+            moe.num_experts, hidden, dtype=torch.float32 if routing.float32_router else parameters.dtype
+        )
+        parameters.add_source(f"{prefix}.{names.router}.weight", (moe.num_experts, hidden), router)
+        self.router = DenseWeight(router)
+        self._router_bias = None
+        if moe.router_bias:
+            self._router_bias = parameters.replicated(f"{prefix}.{names.router}.bias", moe.num_experts)
+        self._selection_bias = None
+        if routing.selection_bias:
+            self._selection_bias = parameters.new(moe.num_experts, dtype=torch.float32)
+            shape = (1, moe.num_experts) if names.selection_bias_is_row else (moe.num_experts,)
+            parameters.add_source(f"{prefix}.{names.selection_bias}", shape, self._selection_bias.view(shape))
+        self._biases = None
+        if names.stacked is not None:
+            gate_up, down = (f"{prefix}.{each}" for each in names.stacked)
+            self.experts = allocate_stacked_experts(
+                parameters, gate_up, down, moe.num_experts, hidden, size, parallel.shard(size)
+            )
+        elif names.interleaved:
+            self.experts, self._biases = allocate_interleaved_experts(
+                parameters,
+                f"{prefix}.{names.experts}",
+                moe.num_experts,
+                hidden,
+                size,
+                parallel,
+                biased=moe.expert_bias,
+            )
+        else:
+            each_expert = (f"{prefix}.{names.experts}.{i}" for i in range(moe.num_experts))
+            self.experts = allocate_experts(
+                parameters,
+                [
+                    ExpertNames(*(f"{each}.{name}" for name in (names.gate, names.up, names.down)))
+                    for each in each_expert
+                ],
+                hidden,
+                size,
+                parallel.shard(size),
+                keep=self._activation is silu_and_mul,
+            )
+        self._shared = None
+        if moe.shared is not None:
+            gate = f"{prefix}.{names.shared_gate}" if moe.shared_gate else None
+            self._shared = SharedExpert(parameters, f"{prefix}.{names.shared}", gate, moe.shared, hidden, parallel)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        routing = self._moe.routing
+        if routing.float32_router:
+            x, residual = self.norm.forward(x, residual)
+            logits = self.router.product(x.float(), self._router_bias)
+        else:
+            x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual), self._router_bias)
+        if routing.is_plain:
+            out = mixture_of_experts(
+                x,
+                logits,
+                *self.experts,
+                self._activation,
+                self._moe.experts_per_token,
+                renormalize=routing.renormalize,
+                biases=self._biases,
+            )
+        else:
+            chosen = route_by_scores(logits, self._selection_bias, self._moe.experts_per_token, routing)
+            out = run_experts(x, *chosen, *self.experts, self._activation, self._biases)
+        if self._shared is not None:
+            out = out + self._shared.forward(x)
+        return self._parallel.all_reduce_sum(out), residual
+
+
+class SharedExpert:
+    """Feed-forward of every token beside its experts. Each rank computes a part of the sum."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        name: str,
+        gate_name: str | None,
+        of: FeedForwardConfig,
+        hidden: int,
+        parallel: TensorParallel,
+    ) -> None:
+        part = parallel.shard(of.intermediate_size)
+        self._activation = GATED_ACTIVATIONS[of.activation]
+        both = [Projection(f"{name}.{each}", of.intermediate_size, part) for each in ("gate_proj", "up_proj")]
+        self.gate_up = allocate(parameters, both, hidden)
+        down = Projection(f"{name}.down_proj", hidden, slice(0, hidden))
+        self.down = allocate(parameters, [down], of.intermediate_size, part)
+        self.gate = parameters.replicated(f"{gate_name}.weight", 1, hidden) if gate_name else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden] to this rank's part of [T, hidden]."""
+        inner = activate(self._activation, self.gate_up.product(x), self.down.form_of(x))
+        out = self.down.product(inner)
+        return out if self.gate is None else torch.sigmoid(F.linear(x, self.gate)) * out
+
+
+class FeedForwardBesideExperts:
+    """Dense feed-forward and mixture of experts of one stream."""
+
+    def __init__(
+        self, config: ModelConfig, moe: MoeConfig, parallel: TensorParallel, parameters: Parameters, layer: int
+    ) -> None:
+        name, hidden = f"model.layers.{layer}", config.hidden_size
+        of = config.layers[layer].feed_forward
+        assert isinstance(of, FeedForwardConfig) and config.layers[layer].norms == "sandwich"
+        self._moe, self._parallel, self._kind = moe, parallel, config.decoder.norm
+        assert isinstance(moe.activation, str)
+        self._activation = GATED_ACTIVATIONS[moe.activation]
+        self.dense = FeedForward(config, of, parallel, parameters, layer)
+        self.dense_end, self.norm, self.experts_end = (
+            norm_of(config, parameters, f"{name}.{each}_feedforward_layernorm_{number}")
+            for each, number in (("post", 1), ("pre", 2), ("post", 2))
+        )
+        self.router = DenseWeight(parameters.replicated(f"{name}.router.proj.weight", moe.num_experts, hidden))
+        self.router_scale = parameters.replicated(f"{name}.router.scale", hidden)
+        self.expert_scales = parameters.replicated(f"{name}.router.per_expert_scale", moe.num_experts)
+        size = moe.intermediate_size
+        self.experts = allocate_stacked_experts(
+            parameters,
+            f"{name}.experts.gate_up_proj",
+            f"{name}.experts.down_proj",
+            moe.num_experts,
+            hidden,
+            size,
+            parallel.shard(size),
+        )
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dense, stream = self.dense.forward(x, residual)
+        dense, _ = self.dense_end.forward(dense, None)
+        routed = rms_norm(stream, None, self._kind.eps) * self.router_scale * stream.shape[-1] ** -0.5
+        logits = self.router.product(routed)
+        weights, chosen = route_by_scores(logits, None, self._moe.experts_per_token, self._moe.routing)
+        weights = weights * self.expert_scales[chosen]
+        normed, _ = self.norm.forward(stream, None)
+        experts = self._parallel.all_reduce_sum(run_experts(normed, weights, chosen, *self.experts, self._activation))
+        experts, _ = self.experts_end.forward(experts, None)
+        return dense + experts, stream
