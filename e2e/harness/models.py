@@ -11,8 +11,8 @@ AGENT: Final = {"source": {"pvc": {"claimName": "models", "path": "agent"}}, "dt
 def cpu_model(name: str, *, tensor: int = 1, **spec: Any) -> dict[str, Any]:
     """InferenceModel with the demo checkpoint from the claim "models"; each rank has its own pod.
 
-    `spec` replaces whole fields of the spec. Without `recovery` in it no process is restarted in its pod: the standby of
-    a frontend would do its imports a second time.
+    `spec` replaces whole fields of the spec. Without `recovery` in it no process is restarted in its pod: the standby
+    of a frontend would do its imports a second time.
     """
     parallelism = {"tensor": tensor, "interconnect": "Network"} if tensor > 1 else {"tensor": 1}
     return inference_model(

@@ -18,9 +18,11 @@ def title(process):
         # It has just exited, like processes of other commands.
         return ""
 
-[rank] = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdigit() and title(p) == "minisgl-" + sys.argv[1]]
+processes = (p for p in pathlib.Path("/proc").iterdir() if p.name.isdigit())
+pids = [int(p.name) for p in processes if title(p) == "minisgl-" + sys.argv[1]]
 print(time.time())
-os.kill(int(rank.name), signal.SIGKILL)
+# A child of the rank has its title until it runs another program.
+os.kill(min(pids), signal.SIGKILL)
 """
 
 

@@ -38,10 +38,6 @@ class Control:
         self._on_gave_up: Callable[[str], None] | None = None
         self._heartbeats = False
 
-    def report_pid(self) -> None:
-        """Tell the launcher which process a standby has forked."""
-        self._send(control.Forked(os.getpid()))
-
     def progress(self, text: str) -> None:
         """Report the current step of the start."""
         self._send(control.Progress(text))
@@ -110,11 +106,8 @@ def main() -> int:
     forked = fork_on_request(connection)
     if forked is None:
         return 0
-    set_title("minisgl-forked")
     die_with(launcher)
-    channel = Control(forked)
-    channel.report_pid()
-    return _work(channel)
+    return _work(Control(forked))
 
 
 def _work(channel: Control) -> int:

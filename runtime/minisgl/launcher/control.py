@@ -37,7 +37,7 @@ class Fork(msgspec.Struct, frozen=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag="forked"):
-    """First line of a process that a standby has forked."""
+    """First line on the channel of a process that a standby has forked, from the standby: then the process begins."""
 
     pid: int
 

@@ -53,6 +53,8 @@ class Group:
         self.processes: list[Child] = []
         self.spec = spec
         self._standbys: dict[_Imports, Standby] = {}
+        self._retired: list[Standby] = []
+        """Killed standbys, until they have exited."""
         self._selector = selector
         self._log_level = log_level
         self._on_line = on_line
@@ -60,7 +62,7 @@ class Group:
 
     @property
     def standbys(self) -> list[Standby]:
-        return list(self._standbys.values())
+        return [*self._standbys.values(), *self._retired]
 
     def observe(self) -> GroupObservation:
         """Call it after each wait for events, and at least every second."""
@@ -80,6 +82,9 @@ class Group:
         specs = self.spec.processes(number)
         for process in self.processes:
             process.close()
+            if isinstance(process, Process) and not process.is_ready and process.came_from is not None:
+                # What has not started may have failed because of its standby.
+                self._retire(process.came_from)
         self.processes = []
         self._stalls = StallMonitor(self.spec.stall_seconds, time.monotonic())
         for spec in specs:
@@ -91,10 +96,19 @@ class Group:
             self._keep_standby(spec, wait_for_cores=False)
 
     def start_standbys(self) -> None:
-        """Start the standbys that are missing."""
-        for process in self.processes:
-            if isinstance(process, Process) and process.spec.preload:
-                self._keep_standby(process.spec, wait_for_cores=True)
+        """Start the standbys that are missing, and end those that no process of today can come from."""
+        own = [process for process in self.processes if isinstance(process, Process) and process.spec.preload]
+        wanted = {_imports(process.spec) for process in own}
+        for imports, standby in list(self._standbys.items()):
+            if imports not in wanted:
+                self._retire(standby)
+        for process in own:
+            self._keep_standby(process.spec, wait_for_cores=True)
+
+    def end_standbys(self) -> None:
+        """End all standbys: there will be no further start."""
+        for standby in list(self._standbys.values()):
+            self._retire(standby)
 
     def dump_stacks(self) -> None:
         """Have the processes of this machine write their stacks to their output."""
@@ -143,19 +157,32 @@ class Group:
 
     def _start(self, spec: ProcessSpec) -> Process:
         standby = self._standbys.get(_imports(spec))
-        can_fork = standby is not None and standby.alive
-        return Process(spec, self._selector, self._log_level, self._on_line, standby if can_fork else None)
+        if standby is None or not standby.alive:
+            # Only a standby can choose process ids.
+            standby = self._keep_standby(spec, wait_for_cores=False) if spec.pid_residue != (0, 1) else None
+        return Process(spec, self._selector, self._log_level, self._on_line, standby)
 
-    def _keep_standby(self, spec: ProcessSpec, *, wait_for_cores: bool) -> None:
-        """Start the standby for a process, unless it runs."""
+    def _keep_standby(self, spec: ProcessSpec, *, wait_for_cores: bool) -> Standby:
+        """The standby for a process, which is started unless it runs."""
         imports = _imports(spec)
-        if (dead := self._standbys.get(imports)) is not None:
-            if dead.alive:
-                return
-            dead.close()
+        if (found := self._standbys.get(imports)) is not None:
+            if found.alive:
+                return found
+            self._retire(found)
         self._standbys[imports] = Standby(
             self.spec.name, spec, self._selector, self._log_level, self._on_line, wait_for_cores=wait_for_cores
         )
+        return self._standbys[imports]
+
+    def _retire(self, standby: Standby) -> None:
+        """Kill a standby. It may take long to exit, and nothing waits for it."""
+        if self._standbys.get(_imports(standby.spec)) is standby:
+            del self._standbys[_imports(standby.spec)]
+            standby.signal(signal.SIGKILL)
+            self._retired.append(standby)
+        for each in [each for each in self._retired if not each.alive]:
+            self._retired.remove(each)
+            each.close()
 
 
 def _imports(spec: ProcessSpec) -> _Imports:

@@ -21,9 +21,9 @@ def die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def adopt_descendants() -> None:
-    """Become the parent of all descendants of this process whose own parent exits."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+def adopt_descendants(adopt: bool) -> None:
+    """Become the parent of descendants of this process whose own parent exits from now on, or leave them to others."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(adopt))
 
 
 def set_title(title: str) -> None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, ClassVar, Final, Protocol, cast
 
 import msgspec
 
@@ -29,9 +29,6 @@ _READ_BYTES: Final = 1 << 16
 
 _IMPORT_NICENESS: Final = 10
 """Of a standby's imports beside processes that serve: where cores are short they get a tenth of the share of those."""
-
-_GROUP_SECONDS: Final = 0.2
-"""Longest wait for the exit of killed processes that a dead child has left behind."""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +153,11 @@ class Process:
         return self._running.pid
 
     @property
+    def came_from(self) -> Standby | None:
+        """The standby that has forked it."""
+        return self._standby
+
+    @property
     def alive(self) -> bool:
         return self._running.poll() is None
 
@@ -173,6 +175,11 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         self.terminated_by_us |= self.alive
+        if self.alive and self._running.pid is None:
+            # Then the standby cannot tell its id, and does not let it begin. It may have done so just before.
+            with suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+            self._read_control()
         self._running.send_signal(number)
 
     def dump_stacks(self) -> None:
@@ -191,8 +198,6 @@ class Process:
             read()
             self._unregister(source)
             source.close()
-        if self._running.pid is not None and not self.alive:
-            _end_group(self._running.pid)
 
     def describe_exit(self) -> str:
         """Describe the exit of a dead child: name, cause and last words."""
@@ -236,7 +241,7 @@ class Process:
             case control.Heartbeat():
                 self.heartbeat = message
             case control.Forked() if isinstance(self._running, _Fork):
-                self._running.pid = message.pid
+                self._running.begun(message.pid)
 
     def _read_output(self) -> None:
         lines, self._output_rest = self._read_lines(self._output, self._output_rest)
@@ -288,19 +293,18 @@ class Standby(Process):
         where cores are short, its imports leave them to processes that serve."""
         self.has_imported = False
         self._imports = str(_IMPORT_NICENESS if wait_for_cores else 0), *spec.preload
-        # Its forks become children of this process.
-        adopt_descendants()
         work = msgspec.structs.replace(spec, name=f"standby-{name}", target="", config=None, drains=False)
         super().__init__(work, selector, log_level, on_line)
 
     def fork(self, peer: socket.socket, pid_residue: tuple[int, int]) -> BinaryIO:
         """Ask for a process with this end of a control channel; returns its output. It starts once the imports are
-        done. If it cannot, both streams end."""
+        done. If the standby exits, both streams end."""
         output, written = os.pipe()
         try:
-            request = control.encode(control.Fork(pid_residue))
-            with suppress(OSError):
-                socket.send_fds(self._control, [request], [peer.fileno(), written])
+            socket.send_fds(self._control, [control.encode(control.Fork(pid_residue))], [peer.fileno(), written])
+        except OSError:
+            # It has exited, or reads nothing and has too many requests already: then it is of no use either.
+            self.signal(signal.SIGKILL)
         finally:
             os.close(written)
         return os.fdopen(output, "rb", buffering=0)
@@ -318,6 +322,8 @@ class Standby(Process):
 class _Fork:
     """A process that a standby forks, as `subprocess.Popen` shows one. The kernel makes it a child of this process."""
 
+    _pending: ClassVar[set[_Fork]] = set()
+
     def __init__(self, standby: Standby) -> None:
         self.pid: int | None = None
         """None: the standby still imports."""
@@ -325,6 +331,19 @@ class _Fork:
         self.has_channel = True
         """The other end of its control channel is open."""
         self._standby = standby
+        # As long as one is on its way; other orphans are those of process 1, which reaps them.
+        self._pending.add(self)
+        adopt_descendants(True)
+
+    def begun(self, pid: int) -> None:
+        """The standby has forked it."""
+        self.pid = pid
+        self._settle()
+
+    def refused(self) -> None:
+        """It has reported a start error; without a process id, the standby has done so for it."""
+        if self.pid is None:
+            self._end(1)
 
     def poll(self) -> int | None:
         return self._wait(os.WNOHANG)
@@ -338,13 +357,7 @@ class _Fork:
         if self.pid is not None:
             os.kill(self.pid, number)
         elif number in (signal.SIGTERM, signal.SIGKILL):
-            # It exits when it finds its control channel closed.
-            self.returncode = -number
-
-    def refused(self) -> None:
-        """It has reported a start error; without a process id, the standby has done so for it."""
-        if self.pid is None:
-            self.returncode = 1
+            self._end(-number)
 
     def _wait(self, options: int) -> int | None:
         if self.returncode is not None:
@@ -353,10 +366,17 @@ class _Fork:
             pid, status = os.waitpid(self.pid, options)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
-        elif not self.has_channel:
-            # The standby exits.
-            self.returncode = self._standby.exit_code
+        elif not self.has_channel and (code := self._standby.exit_code) is not None:
+            self._end(code or 1)
         return self.returncode
+
+    def _end(self, code: int) -> None:
+        self.returncode = code
+        self._settle()
+
+    def _settle(self) -> None:
+        self._pending.discard(self)
+        adopt_descendants(bool(self._pending))
 
 
 def _spawn(spec: ProcessSpec, peer: int, imports: Sequence[str]) -> tuple[subprocess.Popen[bytes], BinaryIO]:
@@ -372,18 +392,6 @@ def _spawn(spec: ProcessSpec, peer: int, imports: Sequence[str]) -> tuple[subpro
     )
     assert popen.stdout is not None
     return popen, cast(BinaryIO, popen.stdout)
-
-
-def _end_group(leader: int) -> None:
-    """Kill what a dead process has left behind, compilers for example, and reap what has been adopted of it."""
-    deadline = time.monotonic() + _GROUP_SECONDS
-    with suppress(ChildProcessError):
-        # Only with a child in the group is it certain that the number is not one of other processes by now.
-        os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.killpg(leader, signal.SIGKILL)
-        while time.monotonic() < deadline:
-            if os.waitpid(-leader, os.WNOHANG) == (0, 0):
-                time.sleep(0.001)
 
 
 def _signal_name(number: int) -> str:

@@ -11,13 +11,14 @@ import importlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Final
 
 from minisgl.errors import LauncherError
 from minisgl.launcher import control
+from minisgl.launcher.prctl import set_title
 
 _REQUEST_BYTES: Final = 1 << 12
 _PID_ATTEMPTS: Final = 16
@@ -47,6 +48,9 @@ def fork_on_request(requests: socket.socket) -> socket.socket | None:
 
     A request comes with two descriptors: that end, and where the process writes its output.
     """
+    # Forks would write what is left of the imports' output a second time.
+    sys.stdout.flush()
+    sys.stderr.flush()
     # The garbage collector writes to the objects that it looks at, and what is written is not shared any more.
     gc.collect()
     gc.freeze()
@@ -58,43 +62,57 @@ def fork_on_request(requests: socket.socket) -> socket.socket | None:
         request = control.to_standby.decode(line)
         channel, output = descriptors
         try:
-            if _fork_for_launcher(*request.pid_residue):
+            if _fork_for_launcher(channel, *request.pid_residue):
                 requests.close()
                 os.dup2(output, 1)
                 os.dup2(output, 2)
                 return socket.socket(fileno=os.dup(channel))
         except LauncherError as error:
-            # The launcher may have given this process up.
-            with suppress(OSError):
-                os.write(channel, control.encode(control.StartError(error.code, str(error))))
+            _send(channel, control.StartError(error.code, str(error)))
         finally:
             os.close(channel)
             os.close(output)
 
 
-def _fork_for_launcher(residue: int, modulus: int) -> bool:
+def _fork_for_launcher(channel: int, residue: int, modulus: int) -> bool:
     """Fork a process that is a child of the launcher, which adopts it because its parent exits at once. True: this is
-    the new process, and it has been adopted. Raises LauncherError."""
-    released, release = os.pipe()
-    parent = os.fork()
+    the new process, and the launcher knows its id. Raises LauncherError."""
+    try:
+        released, release = os.pipe()
+        pids, told = os.pipe()
+        parent = os.fork()
+    except OSError as error:
+        raise _error(error.errno or _OTHER_IDS, residue, modulus) from error
     if parent:
         os.close(released)
+        os.close(told)
         _, status = os.waitpid(parent, 0)
+        with os.fdopen(pids) as stream:
+            pid = stream.read()
+        code = os.waitstatus_to_exitcode(status)
+        # Else nobody would wait for it: the launcher has given it up meanwhile.
+        if not code and _send(channel, control.Forked(int(pid))):
+            os.write(release, b"1")
         os.close(release)
-        if code := os.waitstatus_to_exitcode(status):
+        if code:
             raise _error(code, residue, modulus)
         return False
     os.close(release)
+    os.close(pids)
     try:
         child = _fork_with_residue(residue, modulus)
     except OSError as error:
         os._exit(error.errno or _OTHER_IDS)
     if child is not None:
+        os.write(told, str(child).encode())
         os._exit(0 if child else _OTHER_IDS)
-    os.read(released, 1)
-    os.close(released)
-    # As the launcher starts others: what it leaves behind is found by its group.
+    os.close(told)
+    set_title("minisgl-forked")
+    # As the launcher starts others.
     os.setpgid(0, 0)
+    if not os.read(released, 1):
+        os._exit(1)
+    os.close(released)
     return True
 
 
@@ -112,7 +130,19 @@ def _fork_with_residue(residue: int, modulus: int) -> int | None:
     return 0
 
 
+def _send(channel: int, message: control.FromChild) -> bool:
+    """Whether the launcher still reads this channel."""
+    try:
+        os.write(channel, control.encode(message))
+    except OSError:
+        return False
+    return True
+
+
 def _error(code: int, residue: int, modulus: int) -> LauncherError:
+    """`code`: exit code of the process between."""
+    if code < 0:
+        return LauncherError("cannot_fork", f"the process that was to start it was killed by signal {-code}")
     if code != _OTHER_IDS:
         return LauncherError("cannot_fork", f"no process can be started: {os.strerror(code)}")
     return LauncherError(

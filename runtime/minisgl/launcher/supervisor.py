@@ -185,9 +185,12 @@ class Supervisor:
                 self._on_ready()
 
     def _plan_standbys(self) -> None:
-        # Nothing takes the place of a process that is never restarted.
         if self._limits.max_restarts:
             self._standby_at = time.monotonic() + self._standby_delay
+            return
+        # Nothing takes the place of a process that is never restarted.
+        for group in self._groups.values():
+            group.end_standbys()
 
     def _wait_for_events(self) -> None:
         """Wait until something happens, or until the next deadline. Raises StopRequested for a new signal."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from minisgl.launcher import devices
+from minisgl.launcher.group import Group, GroupSpec
 from minisgl.launcher.process import Process, ProcessSpec, Standby
 
 
@@ -75,3 +76,20 @@ def test_a_process_id_that_never_comes_is_a_start_error() -> None:
         assert standby.alive
         process.close()
         standby.kill_and_close()
+
+
+def test_process_ids_are_chosen_without_a_standby_from_before() -> None:
+    specs = [
+        ProcessSpec(
+            name=f"rank{rank}", target="no_such_module:run", config=None, preload=("email",), pid_residue=(rank, 5)
+        )
+        for rank in (1, 3)
+    ]
+    with selectors.DefaultSelector() as selector:
+        group = Group(GroupSpec(name="engine", processes=lambda number: specs), selector, "info", print)
+        group.start(1)
+        while group.observe().alive:
+            for key, _ in selector.select(0.1):
+                key.data()
+        assert [each.pid % 5 for each in group.processes if isinstance(each, Process)] == [1, 3]
+        group.kill_and_close()

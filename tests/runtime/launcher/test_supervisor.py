@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from minisgl.launcher.group import GroupSpec
-from minisgl.launcher.process import ProcessSpec
+from minisgl.launcher.group import Group, GroupSpec
+from minisgl.launcher.process import Process, ProcessSpec
 from minisgl.launcher.restarts import Limits
 from minisgl.launcher.supervisor import Supervisor
 from support.frontend.served import eventually, is_fork, launched_by
@@ -310,10 +310,14 @@ def test_one_standby_forks_all_ranks_again_and_again(launch: Start, spec: Spec) 
 
 
 def test_prepared_ranks_are_forks_of_a_standby_from_the_first_start_on(launch: Start, spec: Spec) -> None:
-    launched = launch(_imports(spec("rank0", "serve")), spec("frontend", "front"), prepare=True)
+    launched = launch(_imports(spec("rank0", "serve")), spec("frontend", "front"), prepare=True, max_restarts=1)
     launched.wait_until_ready()
+    first = launched.children()
+    assert is_fork(first["rank0"], first["standby-engine"])
+    os.kill(first["rank0"], signal.SIGKILL)
+    launched.wait_for_words("engine is ready again")
     children = launched.children()
-    assert is_fork(children["rank0"], children["standby-engine"])
+    assert is_fork(children["rank0"], first["standby-engine"])
     os.kill(children["rank0"], signal.SIGTERM)
     assert launched.wait_for_end(END_SECONDS) == 1
     assert f"rank0 (pid {children['rank0']}) was killed by signal 15 (SIGTERM)" in launched.log.read_text()
@@ -329,16 +333,48 @@ def test_a_start_fails_with_the_error_of_the_imports_that_it_waits_for(launch: S
     assert "No module named 'no_such_module'" in log.partition("process_died")[2]
 
 
-def test_what_a_dead_process_leaves_behind_is_ended(launch: Start, spec: Spec, tmp_path: Path) -> None:
-    launched = launch(_imports(spec("rank0", "leave_behind")), spec("frontend", "front"), prepare=True, max_restarts=1)
+def test_a_standby_that_hangs_is_replaced(launch: Start, spec: Spec) -> None:
+    launched = launch(_imports(spec("rank0", "serve")), prepare=True, max_restarts=2, startup_timeout=3.0)
     launched.wait_until_ready()
-    left = int((tmp_path / "left").read_text())
-    assert _runs(left)
-    os.kill(launched.children()["rank0"], signal.SIGKILL)
+    before = launched.children()
+    os.kill(before["standby-engine"], signal.SIGSTOP)
+    os.kill(before["rank0"], signal.SIGKILL)
+    launched.wait_for_words("not ready after 3 s: rank0 (starting)")
     launched.wait_for_words("engine is ready again")
-    assert not Path(f"/proc/{left}").exists(), "it is not even a zombie"
+    eventually(lambda: launched.children().get("standby-engine", before["standby-engine"]) != before["standby-engine"])
+    assert not _runs(before["standby-engine"])
     launched.popen.send_signal(signal.SIGTERM)
     assert launched.wait_for_end() == 0
+
+
+def test_processes_that_are_killed_before_they_begin_never_do(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their standby still imports, or does not answer."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    rank0 = _imports(spec("rank0", "never_ready"))
+    with selectors.DefaultSelector() as selector:
+        group = Group(
+            GroupSpec(name="engine", processes=lambda number: [rank0], prepared=[rank0]), selector, "info", print
+        )
+        group.prepare()
+        [standby] = group.standbys
+        standby.signal(signal.SIGSTOP)
+        group.start(1)
+        group.kill()
+        assert group.observe().alive == 0
+        assert group.describe_exits().startswith("rank0 was killed by signal 9")
+        standby.signal(signal.SIGCONT)
+        while not standby.has_imported:
+            for key, _ in selector.select(0.1):
+                key.data()
+        # Requests are served in order: with the second process the first one has had its turn.
+        second = Process(rank0, selector, "info", print, standby)
+        while second.alive and second.progress != "weights 40 %":
+            for key, _ in selector.select(0.1):
+                key.data()
+        assert launched_by(os.getpid()).keys() == {"standby-engine", "rank0"}
+        assert launched_by(os.getpid())["rank0"] == second.pid
+        second.kill_and_close()
+        group.kill_and_close()
 
 
 class _Look:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
 ONE_START: Final = ("--max-restarts", "0")
-"""Flags of a server whose processes shall not die."""
+"""Flags of a server whose processes shall not die. It keeps no standbys."""
 _STANDBY: Final = "minisgl-standby"
 """Title of a standby, of which the kernel keeps 15 bytes. One that still imports has another."""
 
@@ -110,12 +110,13 @@ def _children_of(launcher: int) -> Iterator[tuple[str, int, str]]:
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 title = (entry / "comm").read_text().strip()
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
             except OSError:
                 continue
             if b"minisgl.launcher.child" in words:
                 arguments = words[words.index(b"minisgl.launcher.child") + 1 :]
                 # Other programs may have the module's name among their arguments.
-                if len(arguments) > 2 and arguments[2] == str(launcher).encode():
+                if len(arguments) > 2 and arguments[2] == str(launcher).encode() and parent == str(launcher):
                     yield _name(arguments[0].decode(), title), int(entry.name), title
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -31,14 +30,6 @@ class StubError(CodedError):
 def serve(raw: msgspec.Raw, control: Control) -> None:
     """Become ready, then run until killed."""
     _config(raw)
-    control.ready()
-    signal.pause()
-
-
-def leave_behind(raw: msgspec.Raw, control: Control) -> None:
-    """Start a process of one's own, become ready, then run until killed."""
-    left = subprocess.Popen(["sleep", "600"])
-    (Path(_config(raw).notes) / "left").write_text(str(left.pid))
     control.ready()
     signal.pause()
 
