@@ -29,6 +29,7 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.bench.http_client import Endpoint
 from minisgl.bench.record import Result
 from minisgl.models.config import ModelConfig
+from minisgl.models.decoder_config import AttentionConfig
 
 _PEAK: Final = 790e12
 """FLOP/s of a bf16 GEMM of 8192³ on an H200, measured."""
@@ -42,6 +43,7 @@ def flops(config: ModelConfig, lengths: Sequence[int]) -> float:
     total, hidden = 0.0, config.hidden_size
     for layer in config.body.layers:
         of, block = layer.attention, layer.feed_forward
+        assert isinstance(of, AttentionConfig)
         heads = of.num_heads * of.head_dim
         gated = getattr(block, "is_gated", True)
         weights = hidden * (2 * heads + 2 * of.num_kv_heads * of.head_dim)

@@ -12,7 +12,7 @@ from typing import Final
 
 from minisgl.layers.weights.formats import Quantization, WeightCost
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import LayerConfig, MoeConfig
+from minisgl.models.decoder_config import AttentionConfig, LayerConfig, MoeConfig
 
 _BYTES: Final = 2
 """Bytes of an activation, of an element of K or V, and of a weight that is not quantized: bfloat16."""
@@ -98,6 +98,7 @@ class Roofline:
 
     def _layer(self, config: LayerConfig, step: Forward) -> float:
         model, tp, of, block = self.model, self.tensor_parallel, config.attention, config.feed_forward
+        assert isinstance(of, AttentionConfig), "no floor is known for linear attention"
         rows, hidden, heads = step.tokens, model.hidden_size, of.num_heads // tp * of.head_dim
         kv_width = max(1, of.num_kv_heads // tp) * of.head_dim
         qkv = heads + (0 if of.reuses_kv else 1 if of.key_is_value else 2) * kv_width

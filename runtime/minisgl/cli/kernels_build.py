@@ -136,6 +136,6 @@ def _flashinfer_kernels(split: Sequence[tuple[ModelConfig, int]], page_size: int
             window=of.window is not None and of.window < config.max_model_len,
         )
         for config, ranks in split
-        for of in dict.fromkeys(layer.attention for layer in config.layers)
+        for of in dict.fromkeys(config.attentions)
     ]
     return kernels_of(shapes, page_size)

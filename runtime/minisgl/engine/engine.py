@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import torch
 
+from minisgl.attention.recurrent import RecurrentStates
 from minisgl.attention.select import AttentionKinds
 from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig, PooledOutput
 from minisgl.distributed.tensor_parallel import TensorParallel
@@ -19,8 +20,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
-from minisgl.engine.representative_layers import representative_layers
-from minisgl.engine.runner import Runner, attention_shapes
+from minisgl.engine.runner import Runner, attention_shapes, state_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
@@ -35,6 +35,7 @@ from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.models.decoder_config import representative_layers
 from minisgl.models.fit import pool_too_small, too_long
 from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.pooler import Pooler
@@ -83,6 +84,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     if max_model_len > model_config.max_model_len:
         raise EngineError("max_model_len_too_large", too_long(model_config, max_model_len))
     model_config.check_length(max_model_len)
+    model_config.check_device(config.device)
     model_config.check_tensor_parallel(config.tensor_parallel)
     if config.tensor_parallel > 1:
         report("meet", 0.0)
@@ -148,6 +150,8 @@ class _EngineBuilder:
         self._load(model.parameters)
         clock.end("load", device)
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
+        # Before the KV pool, which takes a share of the memory that is left.
+        self._states = self._new_states(model)
         shapes = attention_shapes(
             model.config,
             parallel.size,
@@ -206,6 +210,7 @@ class _EngineBuilder:
             if pooler is not None
             else tuple((size.decode, size.tokens) for size in self._prefill_graphs),
             pooling=None if self._pooling is None else _pooled_output(self._pooling),
+            recurrent=self._states is not None,
         )
         if pooler is not None:
             texts = PagedTexts(runner, pooler, self._prefill_graphs)
@@ -311,6 +316,18 @@ class _EngineBuilder:
         assert isinstance(model, Decoder), "encoders compute whole texts"
         return model, pooler
 
+    def _new_states(self, model: Decoder) -> RecurrentStates | None:
+        """States of all rows, the dummy row included; None: no layer has linear attention."""
+        shapes = state_shapes(model.config, self._parallel.size)
+        if not shapes:
+            return None
+        dtype, rows = model.parameters.dtype, self._config.max_running
+        logger.info(
+            "recurrent states of %d rows take up to %.1f MiB; there is no prefix cache",
+            *(rows, rows * sum(shape.num_bytes(dtype) for shape in shapes) / 2**20),
+        )
+        return RecurrentStates(shapes, rows + 1, dtype, self._device)
+
     def _load(self, parameters: Parameters) -> None:
         config = self._config
         if config.dummy_weights:
@@ -325,11 +342,11 @@ class _EngineBuilder:
         self._report("load", 1.0)
 
     def _read_kv_scales(self) -> list[KVScales]:
-        """Scales of each layer of the model."""
+        """Scales of each layer with keys and values."""
         config, model_config = self._config, self._model_config
         if config.kv_cache_dtype != "fp8" or config.dummy_weights:
-            return [KVScales()] * model_config.num_layers
-        scales = read_kv_scales(config.model, model_config.kv_layers)
+            return [KVScales()] * len(model_config.kv_layers)
+        scales = read_kv_scales(config.model, model_config.kv_layer_numbers)
         given = any(each != KVScales() for each in scales)
         logger.info("scales of the KV cache: %s", "those of the checkpoint" if given else "1")
         return scales
@@ -363,7 +380,8 @@ class _EngineBuilder:
 
     def _warm_up(self, compile_log: CompileLog) -> None:
         """Launch every kernel of later steps once, on a few layers and without a pool."""
-        runner = self._build_runner(PoolPages(0, 0), self._model.with_layers(representative_layers(self._model_config)))
+        few_layers = self._model.with_layers(representative_layers(self._model_config.layers))
+        runner = self._build_runner(PoolPages(0, 0), few_layers)
         # A small kernel, which shows at once whether a cache has the model's kernels.
         self._model.norm.forward(self._model.norm.gain.new_zeros(1, self._model_config.hidden_size), None)
         together = False
@@ -430,7 +448,7 @@ class _EngineBuilder:
         kv = kv_pool.allocate(groups, scales=self._kv_scales, pages=pages, audit=config.audit)
         vocab_size = self._model_config.vocab_size
         tables = kv_pool.new_tables(kv, config.max_running, self._shape.pages_per_row, vocab_size)
-        return Runner(model, self._parallel, kv, tables, self._attention.over(kv))
+        return Runner(model, self._parallel, kv, tables, self._attention.over(kv), self._states)
 
 
 def _pooled_output(pooling: PoolingConfig) -> PooledOutput:

@@ -30,6 +30,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     large enough; without one it is launched kernel by kernel."""
     pooling: PooledOutput | None = None
     """None: the model generates."""
+    recurrent: bool = False
+    """Layers have a state that only the tokens before lead to: no prefix of a sequence can be that of another."""
 
     @property
     def task(self) -> Task:

@@ -11,6 +11,7 @@ import torch
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, KVPool
 from minisgl.attention.layered import LayeredAttention
+from minisgl.attention.recurrent import RecurrentStates, Segment, StateShape
 from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
@@ -35,7 +36,7 @@ def attention_shapes(
     device: torch.device,
     kv_cache_dtype: KVCacheDType = "auto",
 ) -> list[AttentionShape]:
-    """Attention of each layer on one of `tensor_parallel` ranks."""
+    """Attention of each layer with keys and values on one of `tensor_parallel` ranks."""
     return [
         AttentionShape(
             query_heads=of.num_heads // tensor_parallel,
@@ -52,7 +53,21 @@ def attention_shapes(
             softcap=of.softcap,
             sinks=of.sinks,
         )
-        for of in (layer.attention for layer in config.layers)
+        for of in config.attentions
+    ]
+
+
+def state_shapes(config: ModelConfig, tensor_parallel: int) -> list[StateShape]:
+    """State of each layer with linear attention on one of `tensor_parallel` ranks."""
+    return [
+        StateShape(
+            key_heads=of.num_key_heads // tensor_parallel,
+            value_heads=of.num_value_heads // tensor_parallel,
+            key_dim=of.key_dim,
+            value_dim=of.value_dim,
+            kernel_size=of.kernel_size,
+        )
+        for of in config.recurrences
     ]
 
 
@@ -89,10 +104,18 @@ class Runner:
     """Model and tables of one rank. No method waits for the device."""
 
     def __init__(
-        self, model: Decoder, parallel: TensorParallel, kv: KVPool, tables: Tables, attention: LayeredAttention
+        self,
+        model: Decoder,
+        parallel: TensorParallel,
+        kv: KVPool,
+        tables: Tables,
+        attention: LayeredAttention,
+        states: RecurrentStates | None = None,
     ) -> None:
+        """`states`: those of layers with linear attention."""
         self.tables = tables
         self.attention = attention
+        self._states = states
         self.logits_hook: LogitsHook | None = None
         """Test hook, called with every plan that samples and its logits [S, vocab], which are valid until the next
         step. Set it on all ranks or on none: the logits of all ranks are gathered for it."""
@@ -174,7 +197,10 @@ class Runner:
                 slots, positions, step.prefill_tokens, tables.window_table, tables.last_token, page_size
             )
         attention.begin(batch, locations, window_locations)
-        return self._model.forward(tokens, step.positions, attention, rows)
+        if self._states is not None:
+            columns = batch.prefill_slots.tolist(), batch.host_prefill_starts, batch.host_prefill_lengths
+            self._states.begin(batch.decode_slots, [Segment(*map(int, each)) for each in zip(*columns, strict=True)])
+        return self._model.forward(tokens, step.positions, attention, rows, self._states)
 
     def call_hook(self, plan: StepPlan, logits: torch.Tensor) -> None:
         """Call the test hook with `logits` [S, vocab_local] of all ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,13 +20,26 @@ from minisgl.layers.weights.formats import (
     requested_quantization,
     unsupported_quantization,
 )
-from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, MoeConfig, kv_layers
+from minisgl.models.decoder_config import (
+    AttentionConfig,
+    DecoderConfig,
+    GatedDeltaConfig,
+    LayerConfig,
+    MoeConfig,
+    attentions,
+    kv_layers,
+)
 from minisgl.models.encoder_config import EncoderConfig
 from minisgl.models.families import ENCODERS, FAMILIES, MISSING, Family, family_of
 from minisgl.models.families.common import MAX_POSITIONS, max_positions
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
 from minisgl.models.score_fields import Scores, read_scores
+
+LINEAR_ATTENTION: Final = (
+    "layers with linear attention, of which this model has some, are computed on CPUs only so far: start with "
+    "--device cpu"
+)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,13 +86,20 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionConfig:
-        """That of the first layer."""
+        """That of the first layer with keys and values."""
         return self.attentions[0]
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """Attention of all layers."""
-        return tuple(layer.attention for layer in self.body.layers)
+        """Attention of the layers with keys and values."""
+        if isinstance(self.body, EncoderConfig):
+            return tuple(layer.attention for layer in self.body.layers)
+        return tuple(attentions(self.body.layers))
+
+    @property
+    def recurrences(self) -> tuple[GatedDeltaConfig, ...]:
+        """Attention of the layers with a recurrent state."""
+        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, GatedDeltaConfig))
 
     @property
     def is_causal(self) -> bool:
@@ -103,7 +123,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def kv_numbers_per_token(self, ranks: int = 1) -> int:
         """Numbers of the keys and values of a token, in all layers of one of `ranks` ranks."""
-        return sum(_kv_numbers(self.layers[layer].attention, ranks) for layer in {*self.kv_layers})
+        return sum(_kv_numbers(self.attentions[layer], ranks) for layer in {*self.kv_layers})
 
     def kv_layout(self, config: EngineConfig, max_model_len: int) -> KVLayout:
         """What the pages of the KV cache take on one rank of an engine that serves sequences of up to `max_model_len`
@@ -112,7 +132,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
         number_bytes = 1 if config.kv_cache_dtype == "fp8" else 4 if wide else 2
         full, in_window, windows = 0, 0, [0]
-        for of in (self.layers[layer].attention for layer in {*self.kv_layers}):
+        for of in (self.attentions[layer] for layer in {*self.kv_layers}):
             size = page_size * number_bytes * _kv_numbers(of, config.tensor_parallel)
             # A window that no sequence exceeds releases nothing.
             if of.window is None or of.window >= max_model_len:
@@ -136,6 +156,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return kv_layers(self.layers)
 
     @property
+    def kv_layer_numbers(self) -> list[int]:
+        """`kv_layers` as numbers of layers of the model."""
+        numbers = [number for number, each in enumerate(self.layers) if isinstance(each.attention, AttentionConfig)]
+        return [numbers[layer] for layer in self.kv_layers]
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens that the position embedding supports."""
         # Qwen's instructions add yarn to config.json and leave max_position_embeddings at the pre-training length.
@@ -153,6 +179,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"sequences of more than {self.dual_chunk_after} tokens need the model's dual chunk attention, which "
                 f"is not supported; start with --max-model-len {self.dual_chunk_after} or less (it is {max_model_len})",
             )
+
+    def check_device(self, device: Device) -> None:
+        """Raise ModelError if the model cannot be run on this kind of device."""
+        if self.recurrences and device == "cuda":
+            raise ModelError("linear_attention_on_gpu", LINEAR_ATTENTION)
 
     def check_tensor_parallel(self, size: int) -> None:
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
@@ -179,8 +210,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         blocks, parts = self.attentions, [layer.feed_forward for layer in self.body.layers]
         experts = [moe for layer in self.layers if (moe := layer.moe)]
         shared = [part.shared for part in experts if part.shared is not None]
+        recurrent = [of.num_key_heads for of in self.recurrences]
         every = (
-            [of.num_heads for of in blocks],
+            [*(of.num_heads for of in blocks), *recurrent],
             [of.num_kv_heads for of in blocks],
             [part.intermediate_size for part in (*experts, *parts, *shared)],
         )

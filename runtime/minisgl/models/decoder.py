@@ -8,17 +8,19 @@ from collections.abc import Sequence
 import torch
 
 from minisgl.attention.interface import Attention
+from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.vocabulary import LMHead, VocabParallelEmbedding, VocabularyShard
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.blocks.experts import FeedForwardBesideExperts, SparseFeedForward
 from minisgl.models.blocks.feed_forward import FeedForward
+from minisgl.models.blocks.gated_delta import GatedDeltaNet
 from minisgl.models.blocks.norms import BlockEnd, norm_of
 from minisgl.models.blocks.self_attention import Angles, SelfAttention, length_of, local_kv_heads
 from minisgl.models.blocks.token_inputs import TokenInput, TokenInputTable
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import MoeConfig
+from minisgl.models.decoder_config import GatedDeltaConfig, MoeConfig
 
 
 class DecoderLayer:
@@ -27,7 +29,11 @@ class DecoderLayer:
 
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         of = config.layers[layer]
-        self.attention = SelfAttention(config, parallel, parameters, layer)
+        self.mixer: SelfAttention | GatedDeltaNet
+        if isinstance(of.attention, GatedDeltaConfig):
+            self.mixer = GatedDeltaNet(config, parallel, parameters, layer)
+        else:
+            self.mixer = SelfAttention(config, parallel, parameters, layer)
         names = config.decoder.names
         self.attention_end = BlockEnd(config, parameters, layer, names.attention_end_norm)
         self.feed_forward: FeedForward | SparseFeedForward | FeedForwardBesideExperts
@@ -43,6 +49,12 @@ class DecoderLayer:
             self.token_input = TokenInput(config, config.decoder.token_inputs, parameters, layer)
         self.stream_scale = parameters.replicated(f"model.layers.{layer}.layer_scalar", 1) if of.scales_stream else None
 
+    @property
+    def attention(self) -> SelfAttention:
+        """That of a layer with keys and values."""
+        assert isinstance(self.mixer, SelfAttention)
+        return self.mixer
+
     def forward(
         self,
         x: torch.Tensor,
@@ -51,10 +63,15 @@ class DecoderLayer:
         attention: Attention,
         rows: torch.Tensor | None = None,
         token_inputs: torch.Tensor | None = None,
+        states: RecurrentStates | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`rows`: compute only these behind the attention; nothing reads the others. `token_inputs`: [T, layers, size],
-        if the model has some."""
-        x, stream = self.attention.forward(x, residual, angles, attention, rows)
+        and `states`, if the model has some."""
+        if isinstance(self.mixer, GatedDeltaNet):
+            assert states is not None
+            x, stream = self.mixer.forward(x, residual, states, rows)
+        else:
+            x, stream = self.mixer.forward(x, residual, angles, attention, rows)
         x = self.attention_end.forward(x)
         # A chunk in the middle of a prompt leaves no rows.
         if not len(stream):
@@ -114,7 +131,7 @@ class Decoder:
             self.parameters, "model.embed_tokens", config.hidden_size, shard, parallel
         )
         length = max_position or config.max_model_len
-        blocks = [layer.attention for layer in config.layers]
+        blocks = config.attentions
         kinds = {(of.rope, of.head_dim): None for of in blocks}
         # Rotated queries and keys whose norm follows are stored as they are.
         kinds |= {(None, of.head_dim): None for of in blocks if of.norm_after_rotation}
@@ -145,10 +162,16 @@ class Decoder:
         return self.parameters.num_bytes
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention, rows: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        rows: torch.Tensor | None = None,
+        states: RecurrentStates | None = None,
     ) -> torch.Tensor:
         """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or only
-        `rows` [S], [S, hidden]. For other rows the last layer only writes keys and values."""
+        `rows` [S], [S, hidden]. For other rows the last layer only writes keys and values. `states`: of a model with
+        linear attention."""
         x = self.embedding.forward(tokens)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
@@ -156,8 +179,8 @@ class Decoder:
         inputs = None if self.token_inputs is None else self.token_inputs.forward(tokens, x)
         residual = None
         for layer in self.layers[:-1]:
-            x, residual = layer.forward(x, residual, angles, attention, token_inputs=inputs)
-        x, residual = self.layers[-1].forward(x, residual, angles, attention, rows, inputs)
+            x, residual = layer.forward(x, residual, angles, attention, token_inputs=inputs, states=states)
+        x, residual = self.layers[-1].forward(x, residual, angles, attention, rows, inputs, states)
         x, _ = self.norm.forward(x, residual)
         return x
 

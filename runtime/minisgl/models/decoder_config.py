@@ -60,6 +60,9 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """RMS norm of each head of values, without a gain (Gemma 4)."""
     key_is_value: bool = False
     """Values are the products that keys are before their norm and rotation."""
+    output_gate: bool = False
+    """Each head has a gate, whose rows follow those of its queries: its output is multiplied with the sigmoid of it
+    (Qwen3-Next)."""
     reuses_kv: bool = False
     """The layer has no keys and values: it attends to those of the last layer before it that has some, with as many
     heads of the same size, the same window and the same RoPE."""
@@ -68,6 +71,31 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether keys and values of the `other` layer can be those of this one."""
         same = ("num_kv_heads", "head_dim", "window", "rope")
         return all(getattr(self, name) == getattr(other, name) for name in same)
+
+
+class GatedDeltaConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear attention of one layer by the gated delta rule (arXiv:2412.06464). In place of keys and values a sequence
+    has a state of fixed size: a matrix for each value head, and the last inputs of a convolution over time."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of the key heads; neighbours read the same one."""
+    key_dim: int
+    value_dim: int
+    """Sizes of a head."""
+    kernel_size: int
+    """Tokens that the convolution looks at."""
+    by_key_head: bool = False
+    """The checkpoint has the projections of each key head one after the other: its query, its key, and values and
+    output gates of its value heads in one tensor, step and decay of its value heads in another (Qwen3-Next)."""
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_dim
 
 
 class FeedForwardConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +127,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One layer: attention, then feed-forward, each added to the residual stream."""
 
-    attention: AttentionConfig
+    attention: AttentionConfig | GatedDeltaConfig
     feed_forward: FeedForwardConfig | MoeConfig
     experts_beside: MoeConfig | None = None
     """Mixture of experts beside a dense feed-forward: both begin at the same stream with norms of their own, and the
@@ -149,14 +177,26 @@ class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kv_layers(layers: Sequence[LayerConfig]) -> list[int]:
-    """For each layer the one whose keys and values it attends to: its own number, unless it reuses others."""
-    found: list[int] = []
-    for number, of in enumerate(layer.attention for layer in layers):
+    """For each layer with keys and values the one whose it attends to, as a number among these layers: its own, unless
+    it reuses others."""
+    blocks, found = attentions(layers), list[int]()
+    for number, of in enumerate(blocks):
         source = number
         if of.reuses_kv:
-            source = next(i for i in reversed(found) if of.shares_kv_with(layers[i].attention))
+            source = next(i for i in reversed(found) if of.shares_kv_with(blocks[i]))
         found.append(source)
     return found
+
+
+def representative_layers(layers: Sequence[LayerConfig]) -> list[int]:
+    """The layers that launch all kernels of a model: the first, which has no layer before it, one of each other kind,
+    and the last, which computes only the rows that sample."""
+    return sorted({0, *(layers.index(kind) for kind in {*layers}), len(layers) - 1})
+
+
+def attentions(layers: Sequence[LayerConfig]) -> list[AttentionConfig]:
+    """Attention of the layers that have keys and values."""
+    return [layer.attention for layer in layers if isinstance(layer.attention, AttentionConfig)]
 
 
 class TensorNames(msgspec.Struct, frozen=True, kw_only=True):

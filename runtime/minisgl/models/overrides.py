@@ -36,7 +36,9 @@ CONFIG_FIELDS: Final = frozenset(
         *("parallel_block", "position_embedding_type", "prenorm", "problem_type", "qkv_proj_bias"),
         *("rotary_emb_base", "rotary_emb_fraction", "rotary_emb_interleaved", "rotary_emb_scale_base"),
         *("sbert_ce_default_activation_function", "sentence_transformers", "type_vocab_size", "use_rms_norm"),
-        *("vocab_size_per_layer_input",),
+        *("attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim"),
+        *("linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype"),
+        *("output_gate_type", "vocab_size_per_layer_input"),
     }
 )
 """Fields of config.json that `ModelConfig.parse` and the readers of families read."""

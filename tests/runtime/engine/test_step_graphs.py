@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             calls.append(self.size)
 
     monkeypatch.setattr(step_graphs, "StepGraph", Graph)
-    monkeypatch.setattr(step_graphs, "representative_layers", lambda config: [0])
+    monkeypatch.setattr(step_graphs, "representative_layers", lambda layers: [0])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     return calls
 

@@ -56,6 +56,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
         ("gemma3", "Gemma3ForConditionalGeneration"),
         ("gemma4", "Gemma4ForConditionalGeneration"),
         ("ministral3", "Mistral3ForConditionalGeneration"),
+        ("qwen3.5", "Qwen3_5ForConditionalGeneration"),
     ],
 )
 def test_the_text_model_of_a_multimodal_checkpoint_is_served(
@@ -63,6 +64,8 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_served(
 ) -> None:
     text = write_family_checkpoint(tmp_path / "text", name, num_hidden_layers=1, layer_types=["full_attention"])
     towers = ["vision_tower", "embed_vision" if name == "gemma4" else "multi_modal_projector"]
+    if name == "qwen3.5":
+        towers = ["visual"]
     checkpoint = write_multimodal_checkpoint(tmp_path / "whole", text, architecture, towers, newer=newer)
     expected = all_logits(load(text), SEQUENCES)
     with caplog.at_level(logging.INFO):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import LayerConfig, MoeConfig
+from minisgl.models.decoder_config import AttentionConfig, LayerConfig, MoeConfig
 from support.numerics.family_checkpoints import write_family_checkpoint
 from support.numerics.ranks import all_logits, load
 
@@ -22,13 +22,20 @@ Change = Callable[[LayerConfig], LayerConfig]
 
 
 def attention(**changes: Any) -> Change:
-    return lambda layer: replace(layer, attention=replace(layer.attention, **changes))
+    def change(layer: LayerConfig) -> LayerConfig:
+        of = layer.attention
+        return replace(layer, attention=replace(of, **changes)) if isinstance(of, AttentionConfig) else layer
+
+    return change
 
 
 def rope(**changes: Any) -> Change:
     def change(layer: LayerConfig) -> LayerConfig:
-        assert layer.attention.rope is not None
-        return attention(rope=replace(layer.attention.rope, **changes))(layer)
+        of = layer.attention
+        if not isinstance(of, AttentionConfig):
+            return layer
+        assert of.rope is not None
+        return attention(rope=replace(of.rope, **changes))(layer)
 
     return change
 
@@ -88,6 +95,15 @@ KNOBS: Final[tuple[tuple[str, dict[str, Change]], ...]] = (
             "renormalization": routing(renormalize=False),
             "norms of projections": attention(query_key_norm=None),
             "rotated share": rope(rotated_share=1.0),
+        },
+    ),
+    (
+        "qwen3-next",
+        {
+            "renormalization": routing(renormalize=False),
+            "its gate": experts(shared_gate=False),
+            "rotated share": rope(rotated_share=1.0),
+            "norms of heads": attention(query_key_norm=None),
         },
     ),
     (

@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 
 from minisgl.config import EngineConfig
+from minisgl.engine.runner import state_shapes
 from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.build import checkpoint_parameters
@@ -366,6 +368,55 @@ def test_published_mixtures_of_experts_are_read(
     assert sum(not isinstance(layer.feed_forward, MoeConfig) for layer in config.layers) == dense_layers
     assert rope.rotated_dims(config.attention.head_dim) == rotated
     assert checkpoint_parameters(config).num_elements / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        **sizes(2048, 5120, 48, 16, 2, 151936, 262144),
+        "decoder_sparse_step": 1,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e7,
+        "shared_expert_intermediate_size": 512,
+    },
+    "Qwen/Qwen3.5-9B": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "vision_config": {},
+        "text_config": {
+            **sizes(4096, 12288, 32, 16, 4, 248320, 262144),
+            "head_dim": 256,
+            "linear_num_value_heads": 32,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [11, 11, 10],
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1e7,
+                "rope_type": "default",
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "state_mib"),
+    # Parameters as transformers counts them in models of this shape.
+    [("Qwen/Qwen3-Next-80B-A3B-Instruct", 79_674_391_296, 73.7), ("Qwen/Qwen3.5-9B", 8_953_803_264, 49.1)],
+)
+def test_published_hybrids_are_read(name: str, parameters: int, state_mib: float) -> None:
+    config = ModelConfig.parse(HYBRIDS[name])
+    assert len(config.recurrences) == 3 * len(config.attentions) == 3 * config.num_layers // 4
+    assert config.attention.rope is not None
+    assert config.attention.rope.rotated_dims(config.attention.head_dim) == 64
+    assert checkpoint_parameters(config).num_elements == parameters
+    states = sum(shape.num_bytes(torch.bfloat16) for shape in state_shapes(config, 1))
+    assert states / 2**20 == pytest.approx(state_mib, abs=0.06)
 
 
 @pytest.mark.parametrize(

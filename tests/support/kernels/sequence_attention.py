@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from minisgl.attention.recurrent import RecurrentStates, Segment
+from minisgl.engine.runner import state_shapes
 from minisgl.kernels.attention.rotation import Rotation
-from minisgl.models.decoder_config import LayerConfig, kv_layers
+from minisgl.models.config import ModelConfig
+from minisgl.models.decoder_config import LayerConfig, attentions, kv_layers
 
 
 class SequenceAttention:
@@ -15,7 +18,7 @@ class SequenceAttention:
 
     def __init__(self, lengths: Sequence[int], layers: Sequence[LayerConfig]) -> None:
         self._lengths = list(lengths)
-        self._layers = [layer.attention for layer in layers]
+        self._layers = attentions(layers)
         self._kv_layers = kv_layers(layers)
         self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -54,3 +57,13 @@ class SequenceAttention:
             weights = torch.softmax(scores, dim=-1)[..., : len(query)].to(value.dtype)
             outputs.append((weights @ v_heads).transpose(0, 1).flatten(1))
         return torch.cat(outputs)
+
+
+def states_of(lengths: Sequence[int], config: ModelConfig, ranks: int = 1) -> RecurrentStates | None:
+    """States of layers with linear attention for the same batch; None: there are no such layers."""
+    shapes = state_shapes(config, ranks)
+    if not shapes:
+        return None
+    states = RecurrentStates(shapes, len(lengths), torch.float32, torch.device("cpu"))
+    states.begin(torch.empty(0, dtype=torch.int64), [Segment(slot, 0, each) for slot, each in enumerate(lengths)])
+    return states

@@ -51,6 +51,15 @@ _GEMMA4: Final = {
     "layer_types": _SLIDING,
     "final_logit_softcapping": 3.0,
 }
+_FEW_EXPERTS: Final = {"num_experts": 6, "num_experts_per_tok": 3, "shared_expert_intermediate_size": 56}
+_HYBRID: Final = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
 _FACTORS: Final = {"short_factor": [1.0 + i / 6 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
 
 FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -227,6 +236,14 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
             "moe_intermediate_size": 20,
         },
     ),
+    "qwen3-next": ("qwen3_next", {**_EXPERTS, **_HYBRID, **_FEW_EXPERTS}),
+    "qwen3-next, dense layers": (
+        "qwen3_next",
+        {**_EXPERTS, **_HYBRID, **_FEW_EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": False},
+    ),
+    "qwen3.5": ("qwen3_5_text", _HYBRID),
+    "qwen3.5, biases": ("qwen3_5_text", {**_HYBRID, "attention_bias": True, "linear_num_value_heads": 2}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {**_EXPERTS, **_HYBRID, **_FEW_EXPERTS}),
     "gemma4 unified": ("gemma4_unified_text", {**_GEMMA4, "num_kv_shared_layers": 0}),
 }
 """Type of the model and settings beyond the sizes, by the name of a case."""

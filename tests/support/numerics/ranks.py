@@ -14,7 +14,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.weights import load_weights
-from support.kernels.sequence_attention import SequenceAttention
+from support.kernels.sequence_attention import SequenceAttention, states_of
 from support.launcher.ports import free_port
 
 T = TypeVar("T")
@@ -61,7 +61,8 @@ def all_logits(model: Decoder, sequences: list[list[int]], parallel: TensorParal
     tokens = torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int32, device=device)
     positions = torch.cat([torch.arange(length, dtype=torch.int32, device=device) for length in lengths])
     attention = SequenceAttention(lengths, model.config.layers)
-    logits = model.local_logits(model.forward(tokens, positions, attention))
+    states = states_of(lengths, model.config, 1 if parallel is None else parallel.size)
+    logits = model.local_logits(model.forward(tokens, positions, attention, None, states))
     if parallel is not None:
         logits = parallel.all_gather_last_dim(logits)
     return logits[:, : model.config.vocab_size]

@@ -14,8 +14,8 @@ from minisgl.attention.layered import LayeredAttention
 from minisgl.engine.batch import StepSize
 from minisgl.engine.graphs.capture import captured, padding_step
 from minisgl.engine.graphs.sizes import cascade_sizes, fitting_size, graph_sizes, prefers_cascade
-from minisgl.engine.representative_layers import representative_layers
 from minisgl.engine.runner import Runner
+from minisgl.models.decoder_config import representative_layers
 from minisgl.wire.plan import IntArray, StepPlan
 
 
@@ -116,7 +116,7 @@ class StepGraphs:
     ) -> None:
         """Capture the largest decode step, of `largest` rows, and the largest one of the sizes `prefill`: the others
         reuse their memory. `before` is called before each capture, now and later."""
-        few_layers = runner.with_layers(representative_layers(runner.model_config))
+        few_layers = runner.with_layers(representative_layers(runner.model_config.layers))
         pool = torch.cuda.graph_pool_handle()
         attention = runner.attention
         self._most_keys = attention.most_graph_keys

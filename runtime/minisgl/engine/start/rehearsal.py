@@ -16,7 +16,6 @@ from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import pooling_engine
 from minisgl.engine.pooling_engine import PackedTexts
-from minisgl.engine.representative_layers import representative_layers
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
@@ -27,6 +26,7 @@ from minisgl.kv_layout import PoolPages
 from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
+from minisgl.models.decoder_config import representative_layers
 from minisgl.models.pooling_config import PoolingConfig
 
 _DEVICE: Final = torch.device("cuda")
@@ -68,7 +68,7 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
     with _without_libraries():
         attention = select.AttentionKinds("auto", shapes, rows, model.kv_layers)
         shape = attention.shape
-        scales, pages = [KVScales()] * model.num_layers, PoolPages(_PAGES, _PAGES)
+        scales, pages = [KVScales()] * len(model.kv_layers), PoolPages(_PAGES, _PAGES)
         kv = kv_pool.allocate(attention.groups, scales=scales, pages=pages, audit=False)
         tables = kv_pool.new_tables(kv, rows, shape.pages_per_row, model.vocab_size)
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
@@ -90,7 +90,7 @@ def rehearsal_texts(model: ModelConfig, config: EngineConfig) -> Iterator[Packed
 
 def _representative(model: ModelConfig) -> ModelConfig:
     """The model without layers that launch the same kernels as others."""
-    layers = tuple(model.layers[layer] for layer in representative_layers(model))
+    layers = tuple(model.layers[layer] for layer in representative_layers(model.layers))
     return replace(model, body=replace(model.decoder, layers=layers))
 
 

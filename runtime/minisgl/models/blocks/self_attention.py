@@ -18,13 +18,15 @@ from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.blocks.norms import norm_before, sums_in_norm
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import AttentionConfig, QueryGrowth
+from minisgl.models.decoder_config import AttentionConfig, QueryGrowth, attentions
 
 
 class SelfAttention:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         of, names, block = config.layers[layer].attention, config.decoder.names, f"model.layers.{layer}.self_attn"
-        self._layer = layer
+        assert isinstance(of, AttentionConfig)
+        self._layer = len(attentions(config.layers[:layer]))
+        """Number among the layers with keys and values."""
         self._config = of
         self._norm_kind = config.decoder.norm
         self._parallel = parallel
@@ -37,6 +39,12 @@ class SelfAttention:
         parts = 1 if of.reuses_kv else 2 if of.key_is_value else 3
         assert order is None or not of.key_is_value, "values have the checkpoint's order of dimensions"
         self._heads = [length_of(each) for each in local[:parts]]
+        # A gate stands behind the queries of each head.
+        rows_of_query, query_order = of.head_dim, order
+        if of.output_gate:
+            self._heads[0] *= 2
+            rows_of_query *= 2
+            query_order = None if order is None else (*order, *range(of.head_dim, rows_of_query))
         self.norm = norm_before(config, parameters, layer, "input_layernorm")
         self.qkv = ColumnParallelLinear(
             parameters,
@@ -44,12 +52,13 @@ class SelfAttention:
             stacked(
                 f"{block}.{names.fused_qkv}" if names.fused_qkv else None,
                 [
-                    Projection(f"{block}.{part}_proj", heads * of.head_dim, _scaled(rows, of.head_dim), of_part)
-                    for part, heads, rows, of_part in zip(
+                    Projection(f"{block}.{part}_proj", heads * size, _scaled(rows, size), of_part)
+                    for part, heads, size, rows, of_part in zip(
                         "qkv",
                         (of.num_heads, of.num_kv_heads, of.num_kv_heads),
+                        (rows_of_query, of.head_dim, of.head_dim),
                         local,
-                        (order, order, None),
+                        (query_order, order, None),
                         strict=True,
                     )
                 ][:parts],
@@ -90,10 +99,16 @@ class SelfAttention:
         qkv, residual = self.qkv.weight.normed_product(PreNorm(self.norm, x, residual), self.qkv.bias)
         q, *stored = torch.split(qkv.view(len(qkv), -1, self._config.head_dim), self._heads, dim=1)
         k, v = (stored[0], stored[-1]) if stored else (None, None)
+        gate = None
+        if self._config.output_gate:
+            queries, gates = q.unflatten(1, (-1, 2)).unbind(2)
+            q, gate = queries.contiguous(), torch.sigmoid(gates.flatten(1))
         if v is not None and self._config.value_norm:
             v = rms_norm(v, None, self._norm_kind.eps)
         q, k, rotation = self._prepared(q, k, angles)
         heads = attention.attend(self._layer, q, k, v, rotation, self._sinks)
+        if gate is not None:
+            heads = heads * gate
         if rows is not None:
             heads, residual = heads[rows], residual[rows]
         return self.out.forward(heads), residual

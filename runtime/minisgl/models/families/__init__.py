@@ -29,6 +29,7 @@ from minisgl.models.families import (
     olmo,
     phi,
     qwen,
+    qwen_hybrid,
     seed,
     smollm,
 )
@@ -54,6 +55,11 @@ FAMILIES: Final[Mapping[str, Callable[[Fields], DecoderConfig]]] = {
     "Qwen2MoeForCausalLM": qwen.qwen2_moe,
     "Qwen3ForCausalLM": qwen.qwen3,
     "Qwen3MoeForCausalLM": qwen.qwen3_moe,
+    "Qwen3NextForCausalLM": qwen_hybrid.qwen3_next,
+    "Qwen3_5ForCausalLM": qwen_hybrid.qwen3_5,
+    "Qwen3_5ForConditionalGeneration": qwen_hybrid.qwen3_5,
+    "Qwen3_5MoeForCausalLM": qwen_hybrid.qwen3_5_moe,
+    "Qwen3_5MoeForConditionalGeneration": qwen_hybrid.qwen3_5_moe_multimodal,
     "SmolLM3ForCausalLM": smollm.smollm3,
     "Phi3ForCausalLM": phi.phi3,
     "GraniteForCausalLM": granite.granite,
@@ -149,6 +155,5 @@ MISSING: Final[Mapping[str, str]] = {
     "GlmMoeDsaForCausalLM": f"{_MLA} and sparse attention",
     "KimiLinearForCausalLM": _LINEAR,
     "MiniMaxM1ForCausalLM": _LINEAR,
-    "Qwen3NextForCausalLM": _LINEAR,
 }
 """What known architectures need that is not there."""

@@ -164,7 +164,7 @@ def test_rehearsal_of_representative_layers_launches_the_kernels_of_all_layers(
     with launches.recorded(HOPPER):
         rehearse(config, FEW_ROWS)
     few = len(launches)
-    monkeypatch.setattr(rehearsal, "representative_layers", lambda config: list(range(config.num_layers)))
+    monkeypatch.setattr(rehearsal, "representative_layers", lambda layers: list(range(len(layers))))
     with launches.recorded(HOPPER):
         rehearse(config, FEW_ROWS)
     assert len(launches) == few
