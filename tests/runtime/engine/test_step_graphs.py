@@ -57,7 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def graphs(calls: list[Any]) -> StepGraphs:
     runner: Any = SimpleNamespace(
         attention=Attention(),
-        model_config=None,
+        model_config=SimpleNamespace(layers=()),
         with_layers=lambda layers: None,
         kv=SimpleNamespace(groups=[SimpleNamespace(keys=torch.zeros(1, 1, 1))]),
     )
