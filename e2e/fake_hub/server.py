@@ -68,6 +68,10 @@ class FakeHub:
     storage_url: str = ""
     """URL of the storage while it serves."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _answers: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._answers.set()
 
     def downloads(self, repository: str) -> int:
         """Number of downloads of large files, complete or not."""
@@ -103,6 +107,18 @@ class FakeHub:
             setattr(repository, counter, max(0, left - 1))
             return left > 0
 
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Let all requests wait meanwhile."""
+        self._answers.clear()
+        try:
+            yield
+        finally:
+            self._answers.set()
+
+    def wait_until_answering(self) -> None:
+        self._answers.wait()
+
     def record(self, method: str, path: str) -> None:
         with self._lock:
             self.requests[f"{method} {path}"] += 1
@@ -131,6 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).strip("/")
+        self.hub.wait_until_answering()
         self.hub.record(self.command, f"/{path}")
         parts = path.split("/")
         api = parts[:2] == ["api", "models"]
