@@ -223,6 +223,12 @@ def window(config: Fields, default: int | None = None) -> int | None:
 
 def are_windowed(config: Fields, default: Sequence[bool]) -> list[bool]:
     """Whether each layer has a window: `layer_types`, or `default` where the file has none."""
+    return are_of_type(config, "sliding_attention", default)
+
+
+def are_of_type(config: Fields, wanted: str, default: Sequence[bool]) -> list[bool]:
+    """Whether each layer is of the type `wanted`, and not of full attention: `layer_types`, or `default` where the file
+    has none."""
     types = config.raw("layer_types")
     if types is None:
         return list(default)
@@ -231,6 +237,6 @@ def are_windowed(config: Fields, default: Sequence[bool]) -> list[bool]:
             "invalid_config", f"config.json: layer_types is {types!r:.80}, not a list of {len(default)} types"
         )
     for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
+        if kind not in ("full_attention", wanted):
             raise ModelError("unsupported_layer", f"config.json: a layer of type {kind!r:.40} is not supported")
-    return [kind == "sliding_attention" for kind in types]
+    return [kind == wanted for kind in types]

@@ -59,7 +59,7 @@ def qwen2_moe(config: Fields) -> DecoderConfig:
             LayerConfig(
                 attention=attention(config, rope=rope, qkv_bias=bias, window=size if has else None), feed_forward=each
             )
-            for has, each in zip(windowed, _mixed(config, sparse), strict=True)
+            for has, each in zip(windowed, mixed(config, sparse), strict=True)
         ],
     )
     return replace(family, names=TensorNames(moe=MoeNames(shared="mlp.shared_expert")))
@@ -87,11 +87,11 @@ def qwen3_moe(config: Fields) -> DecoderConfig:
     size = window(config, default=4096) if config.flag("use_sliding_window") else None
     block = attention(config, rope=rope_of(config), qkv_bias=bias, output_bias=bias, query_key_norm="head", window=size)
     return _family(
-        config, [LayerConfig(attention=block, feed_forward=each) for each in _mixed(config, _experts(config))]
+        config, [LayerConfig(attention=block, feed_forward=each) for each in mixed(config, _experts(config))]
     )
 
 
-def _mixed(config: Fields, sparse: MoeConfig) -> list[FeedForwardConfig | MoeConfig]:
+def mixed(config: Fields, sparse: MoeConfig) -> list[FeedForwardConfig | MoeConfig]:
     """The feed-forward of each layer: experts, but for layers that are dense."""
     every = config.count("decoder_sparse_step", default=1)
     without = frozenset(config.layers("mlp_only_layers"))

@@ -18,7 +18,8 @@ from minisgl.models.decoder_config import (
     MoeNames,
     TensorNames,
 )
-from minisgl.models.families.common import MAX_HEADS, attention, dense, experts, norm, num_layers, rope_of
+from minisgl.models.families.common import MAX_HEADS, are_of_type, attention, dense, experts, norm, num_layers, rope_of
+from minisgl.models.families.qwen import mixed
 from minisgl.models.fields import Fields
 from minisgl.moe.routing_config import RoutingConfig
 
@@ -28,14 +29,8 @@ _STACKED: Final = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 def qwen3_next(config: Fields) -> DecoderConfig:
-    sparse_every = config.count("decoder_sparse_step", default=1)
-    without = frozenset(config.layers("mlp_only_layers"))
     sparse = _experts(config, renormalize=config.flag("norm_topk_prob", default=True))
-    blocks: list[FeedForwardConfig | MoeConfig] = [
-        dense(config) if layer in without or (layer + 1) % sparse_every else sparse
-        for layer in range(num_layers(config))
-    ]
-    return _family(config, blocks, by_key_head=True, names=TensorNames(moe=_moe_names()))
+    return _family(config, mixed(config, sparse), by_key_head=True, names=TensorNames(moe=_moe_names()))
 
 
 def qwen3_5(config: Fields) -> DecoderConfig:
@@ -64,11 +59,10 @@ def _family(
     config.only("output_gate_type", "silu", "swish")
     config.only("mamba_ssm_dtype", "float32")
     full, linear = _full(config), _linear(config, by_key_head=by_key_head)
-    kinds = _are_full(config, len(blocks))
     return DecoderConfig(
         layers=tuple(
-            LayerConfig(attention=full if is_full else linear, feed_forward=block)
-            for is_full, block in zip(kinds, blocks, strict=True)
+            LayerConfig(attention=linear if is_linear else full, feed_forward=block)
+            for is_linear, block in zip(_are_linear(config, len(blocks)), blocks, strict=True)
         ),
         norm=norm(config, unit_offset=True, round_last=True),
         names=replace(names, left_out=_LEFT_OUT),
@@ -102,20 +96,13 @@ def _linear(config: Fields, *, by_key_head: bool) -> GatedDeltaConfig:
     )
 
 
-def _are_full(config: Fields, count: int) -> list[bool]:
-    """Whether each layer has keys and values: every fourth, or as `layer_types` lists."""
-    types = config.raw("layer_types")
-    if types is None:
-        every = config.count("full_attention_interval", default=4)
-        return [(layer + 1) % every == 0 for layer in range(count)]
-    if not isinstance(types, list) or len(types) != count:
-        raise ModelError("invalid_config", f"config.json: layer_types is {types!r:.80}, not a list of {count} types")
-    for kind in types:
-        if kind not in ("full_attention", "linear_attention"):
-            raise ModelError("unsupported_layer", f"config.json: a layer of type {kind!r:.40} is not supported")
-    if "full_attention" not in types:
+def _are_linear(config: Fields, count: int) -> list[bool]:
+    """Whether each layer has linear attention: all but every fourth, or as `layer_types` lists."""
+    every = config.count("full_attention_interval", default=4)
+    found = are_of_type(config, "linear_attention", [(layer + 1) % every != 0 for layer in range(count)])
+    if config.raw("layer_types") is not None and all(found):
         raise ModelError("unsupported_layer", "config.json: no layer has full attention, which is not supported")
-    return [kind == "full_attention" for kind in types]
+    return found
 
 
 def _experts(config: Fields, *, renormalize: bool) -> MoeConfig:
