@@ -69,8 +69,9 @@ def test_a_drain_without_room_elsewhere_names_its_budget_and_ends_without_budget
         control_plane.kubectl("cordon", cluster.node)
         cluster.until(lambda: _allowed(cluster, 1) == 1, "a budget that allows one")
         cluster.hold = lambda name: name == "drained-r0-0"
-        cluster.statuses["drained-r0-0"] = {"phase": "Pending", "conditions": [no_room]}
         assert _evict_all(cluster, ["drained-r0-0"])
+        # Only now: the simulated kubelet would write it to the pod that runs, and the condition would come too early.
+        cluster.statuses["drained-r0-0"] = {"phase": "Pending", "conditions": [no_room]}
         cluster.until(lambda: cluster.condition("drained", "Degraded").get("reason") == "DrainBlocked", "the condition")
         message = cluster.condition("drained", "Degraded")["message"]
         assert "PodDisruptionBudget drained-engine" in message and cluster.node in message
