@@ -41,6 +41,10 @@ class LauncherError(CodedError):
     """An error that the user can act on. `code` is stable; the message states the problem and the next step."""
 
 
+class HubError(CodedError):
+    """Model files cannot be found, fetched or stored."""
+
+
 class KernelBuildError(CodedError):
     """Kernels could not be compiled."""
 

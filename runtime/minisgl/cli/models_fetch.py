@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from minisgl.errors import HubError
 from minisgl.flags.arguments import add_options, filled, port, set_up_log
-from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
 from minisgl.hub.neighbours import Neighbours
-from minisgl.hub.repository import Source
+from minisgl.hub.repository import FetchError, Source
 from minisgl.launcher.control_server import ControlServer, StatusBoard
 from minisgl.logging import LogOptions
 from minisgl.wire.status import FetchStatus

@@ -19,8 +19,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from minisgl.errors import HubError
 from minisgl.hub.download import download
-from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch_failures import classify_error, rate_limit_seconds
 from minisgl.hub.fetch_progress import LOG_SECONDS, FetchProgress, format_bytes
 from minisgl.hub.neighbours import (
@@ -32,7 +32,7 @@ from minisgl.hub.neighbours import (
     try_lock,
     write_record,
 )
-from minisgl.hub.repository import HubFile, Source, list_checkpoint, offline
+from minisgl.hub.repository import FetchError, HubFile, Source, list_checkpoint, offline
 from minisgl.wire.status import FetchStatus
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from minisgl.hub.download import HttpFailure, WrongContent, retry_after
-from minisgl.hub.errors import FetchError
-from minisgl.hub.repository import Source
+from minisgl.hub.repository import FetchError, Source
 
 _RATE_LIMIT_SECONDS: Final = 30.0
 """Wait after status 429 without Retry-After."""

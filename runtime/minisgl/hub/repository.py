@@ -1,4 +1,5 @@
-"""Repositories of a Hugging Face Hub: the commit of a revision, and the files of a checkpoint in it."""
+"""Repositories of a Hugging Face Hub: the commit of a revision, the files of a checkpoint in it, and the error of a
+failed fetch."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from minisgl.hub.errors import FetchError
+from minisgl.errors import HubError
 from minisgl.models.checkpoint import served_weights
 from minisgl.version import __version__
+from minisgl.wire.status import FetchFailureReason
 
 CONFIG_FILES: Final = ("*.json", "*.jinja")
 """Patterns of the small files that a server reads."""
@@ -23,6 +25,23 @@ _IN_FOLDERS: Final = re.compile(rf"additional_chat_templates/[^/]+\.jinja|{_MODU
 WEIGHT_FILES: Final = "*.safetensors"
 
 _TIMEOUT_SECONDS: Final = 30.0
+
+
+class FetchError(HubError):
+    """A checkpoint cannot be fetched from a Hub."""
+
+    code: FetchFailureReason
+
+    def __init__(self, code: FetchFailureReason, message: str) -> None:
+        super().__init__(code, message)
+
+    @property
+    def is_retryable(self) -> bool:
+        return self.code not in ("AuthRequired", "NotFound")
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.is_retryable else 2
 
 
 def offline() -> bool:

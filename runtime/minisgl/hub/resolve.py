@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from minisgl.hub.errors import HubError
+from minisgl.errors import HubError
 from minisgl.hub.repository import CONFIG_FILES, WEIGHT_FILES, offline
 from minisgl.models.checkpoint import SERVED_WEIGHTS
 

@@ -21,10 +21,10 @@ import pytest
 
 from fake_hub import FakeHub, Repository
 from minisgl.cli.main import main
+from minisgl.errors import HubError
 from minisgl.hub import fetch as model_fetch
-from minisgl.hub.errors import FetchError, HubError
 from minisgl.hub.fetch import fetch
-from minisgl.hub.repository import HubFile, Source, files_to_download, list_checkpoint
+from minisgl.hub.repository import FetchError, HubFile, Source, files_to_download, list_checkpoint
 from minisgl.wire.status import FetchStatus
 from support.launcher.ports import free_port
 

@@ -21,10 +21,9 @@ from fake_hub import FakeHub, Repository
 from minisgl.cli.main import main
 from minisgl.hub import fetch as model_fetch
 from minisgl.hub import neighbours as model_neighbours
-from minisgl.hub.errors import FetchError
 from minisgl.hub.fetch import fetch
 from minisgl.hub.neighbours import FetchRecord, Neighbours, make_room, read_record, reclaimable_bytes, try_lock
-from minisgl.hub.repository import Source
+from minisgl.hub.repository import FetchError, Source
 from minisgl.wire.status import FetchStatus
 
 OLD, NEW = "org/old", "org/new"

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from minisgl.hub.errors import HubError
+from minisgl.errors import HubError
 from minisgl.hub.resolve import resolve
 
 
