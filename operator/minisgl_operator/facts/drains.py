@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from minisgl_operator.api.objects import Manifest, has_condition, is_deleting
-from minisgl_operator.facts.nodes import Nodes
-from minisgl_operator.facts.observed import Observed
+from minisgl_operator.facts.observed import Nodes, Observed
 from minisgl_operator.facts.pods import cannot_run, component, node_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names

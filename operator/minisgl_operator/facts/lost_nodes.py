@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from minisgl_operator.api.objects import Manifest, parse_time
-from minisgl_operator.facts.nodes import Nodes, NodeState
+from minisgl_operator.facts.observed import Nodes, NodeState
 from minisgl_operator.facts.pods import component, node_of
 from minisgl_operator.render import names
 

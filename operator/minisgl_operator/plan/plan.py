@@ -16,7 +16,7 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import refetch_needed, retry_time
 from minisgl_operator.facts.frontend_count import count_to_apply
 from minisgl_operator.facts.lost_nodes import pods_to_force_delete
-from minisgl_operator.facts.nodes import Nodes
+from minisgl_operator.facts.observed import Nodes
 from minisgl_operator.facts.pods import node_of, replica_name, revision_of
 from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.render import names, storage

@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.facts.nodes import Nodes
-from minisgl_operator.facts.observed import Rejection
+from minisgl_operator.facts.observed import Nodes, Rejection
 from minisgl_operator.facts.pods import node_of
 from minisgl_operator.shell import metrics
 from minisgl_operator.shell.apply import Applier

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from minisgl_operator.api.objects import Manifest, parse_time
-from minisgl_operator.facts.nodes import Nodes, NodeState
+from minisgl_operator.facts.observed import Nodes, NodeState
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.resources import NODE
 

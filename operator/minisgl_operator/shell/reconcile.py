@@ -16,8 +16,7 @@ from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import ending, finalizers, is_lost, next_ending
-from minisgl_operator.facts.nodes import Nodes
-from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Rejection
+from minisgl_operator.facts.observed import DryRun, Nodes, ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan
 from minisgl_operator.render import names
@@ -215,9 +214,7 @@ class Sent:
     dry_run: DryRun | None = None
 
 
-async def _send(
-    context: Context, key: ModelKey, steps: tuple[Step, ...], model_object: Manifest | None = None
-) -> Sent:
+async def _send(context: Context, key: ModelKey, steps: tuple[Step, ...], model_object: Manifest | None = None) -> Sent:
     """Send every step of a plan; `model_object` is the owner of applied children.
 
     A rejected step does not stop the others, unless the namespace is being deleted; the next plan contains it again. A

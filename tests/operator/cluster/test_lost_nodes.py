@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minisgl_operator.facts import lost_nodes
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.observed import NodeState
 from minisgl_operator.shell import client, nodes, server_clock
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.lost_nodes import ending, next_ending, pods_to_force_delete
-from minisgl_operator.facts.nodes import Nodes, NodeState, Readiness
+from minisgl_operator.facts.observed import Nodes, NodeState, Readiness
 from minisgl_operator.render import names
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -13,8 +13,7 @@ import pytest
 from minisgl_operator.api.objects import Manifest, has_condition
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import FORCE_DELETE_AFTER
-from minisgl_operator.facts.nodes import NodeState
-from minisgl_operator.facts.observed import Unreachable
+from minisgl_operator.facts.observed import NodeState, Unreachable
 from minisgl_operator.facts.rollout.waves import Turn
 from support.cluster.clock import instants, outcome, recorded
 from support.cluster.guarded_cluster import GuardedCluster

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.nodes import NodeState, Readiness
-from minisgl_operator.facts.observed import Unreachable
+from minisgl_operator.facts.observed import NodeState, Readiness, Unreachable
 from minisgl_operator.plan.plan import Apply, Delete, plan
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, raw_model
 from support.cluster.simulated_cluster import SimulatedCluster

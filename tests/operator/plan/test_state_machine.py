@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from minisgl_operator.api.objects import Ref, ref_of
 from minisgl_operator.facts.cache_use import cache_key_of
-from minisgl_operator.facts.nodes import NodeState, Readiness
+from minisgl_operator.facts.observed import NodeState, Readiness
 from minisgl_operator.plan.plan import Apply, Delete
 from minisgl_operator.render import initial_replicas, names, render
 from support.cluster.clock import outcome, recorded

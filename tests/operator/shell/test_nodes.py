@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientTimeout, web
 
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.observed import NodeState
 from minisgl_operator.shell import client as client_module
 from minisgl_operator.shell import nodes as module
 from minisgl_operator.shell.client import ApiError, Client, Connection

@@ -11,8 +11,7 @@ import pytest
 
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.nodes import NodeState, Readiness
-from minisgl_operator.facts.observed import Rejection, Unreachable
+from minisgl_operator.facts.observed import NodeState, Readiness, Rejection, Unreachable
 from minisgl_operator.plan.plan import Delete, plan
 from minisgl_operator.render import names
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB
@@ -702,9 +701,7 @@ def test_a_starting_replica_is_reported(phase: str, reason: str) -> None:
     assert scene.conditions()["Degraded"]["status"] == "False"
 
 
-SUCCESSOR = (
-    "run `kubectl delete statefulset qwen-r0 --cascade=foreground --wait=false`: another replica is created"
-)
+SUCCESSOR = "run `kubectl delete statefulset qwen-r0 --cascade=foreground --wait=false`: another replica is created"
 
 
 def not_terminating() -> Scene:

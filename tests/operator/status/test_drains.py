@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from minisgl_operator.facts.nodes import NodeState
+from minisgl_operator.facts.observed import NodeState
 from support.cluster.inference_models import CLAIM
 from support.cluster.scene import Scene
 

@@ -11,8 +11,7 @@ from typing import Any
 from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.facts import Facts
-from minisgl_operator.facts.nodes import NodeState
-from minisgl_operator.facts.observed import ObjectEvent, Observed, Rejection, Unreachable
+from minisgl_operator.facts.observed import NodeState, ObjectEvent, Observed, Rejection, Unreachable
 from minisgl_operator.render import names, render, revision
 from minisgl_operator.status.status import Status, derive_status
 from support.cluster.inference_models import DEFAULTS, HUB, raw_model

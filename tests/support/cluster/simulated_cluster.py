@@ -27,8 +27,7 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.cache_use import cache_key_of
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import NODE_LOST_AFTER
-from minisgl_operator.facts.nodes import NodeState, Readiness
-from minisgl_operator.facts.observed import DryRun, ObjectEvent, Observed, Unreachable
+from minisgl_operator.facts.observed import DryRun, NodeState, ObjectEvent, Observed, Readiness, Unreachable
 from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.facts.rollout.waves import Turn
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, plan
