@@ -32,10 +32,10 @@ from simulated_nodes import Nodes, create_node, pod_of, status_of
 from minisgl.bench.report import Metric, report
 from minisgl_operator.api.crd import NAME as CRD_NAME
 from minisgl_operator.api.crd import crd
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import render
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.client import STATUS_MANAGER, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller

@@ -1,7 +1,8 @@
-"""Defaults for fields that models do not set, as the operator's flag --defaults gives them."""
+"""Defaults for fields that models do not set, as the flags of the operator give them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
 import yaml
@@ -45,7 +46,7 @@ class EngineDefaults(FrontendDefaults):
 
 
 class ModelDefaults(ApiModel):
-    """Values for fields that a model leaves out.
+    """Values for fields that a model leaves out: the flag --defaults.
 
     A model's own `nodeSelector` or `tolerations` replaces the default as a whole; labels, annotations and resources are
     replaced key by key.
@@ -80,4 +81,25 @@ class ModelDefaults(ApiModel):
             return cls.model_validate({} if raw is None else raw)
         except ValidationError as error:
             problems = [problem(each) for each in error.errors(include_url=False)][:_MAX_PROBLEMS]
-            raise InvalidDefaults("; ".join(f"{field}: {text}" for field, text in problems)) from None
+            raise InvalidDefaults("; ".join(f"{path}: {text}" for path, text in problems)) from None
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """Flags of the operator; operators of one version with equal flags render equal manifests.
+
+    `operator_namespace`: namespace of the operator's pods, whose probes NetworkPolicies allow.
+    `image_pull_policy`: None leaves the choice to the API server.
+    `image_pull_secrets`: names of Secrets in the namespace of each model.
+    `engine_architecture`, `frontend_architecture`: label kubernetes.io/arch of nodes that can run the image; None: any.
+    `models`: defaults for the other fields.
+    """
+
+    operator_namespace: str
+    engine_image: str
+    frontend_image: str
+    image_pull_policy: str | None = None
+    image_pull_secrets: tuple[str, ...] = ()
+    engine_architecture: str | None = None
+    frontend_architecture: str | None = None
+    models: ModelDefaults = field(default_factory=ModelDefaults)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import (
     Manifest,
     Ref,
@@ -48,7 +49,6 @@ from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.silent_frontends import SilentFrontend, next_left_out, silent_frontends
 from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
 from minisgl_operator.render import engine, frontend, model_files, names, render
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
 from minisgl_operator.render.pruning import Pruning, pruning
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import availability, engine, frontend, model_files, names, network, storage
 from minisgl_operator.render.child import child
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import EngineSpec, InferenceModel, Parallelism, Recovery
 from minisgl_operator.render import model_files, names, peer_secret, pods, single_node, templates
 from minisgl_operator.render.child import child
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.engine_template import EngineTemplate
 from minisgl_operator.render.ports import container_ports, service_ports
 from minisgl_operator.render.quantity import canonical

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import names
 from minisgl_operator.render.child import child
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import policy_ports
 
 _NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"

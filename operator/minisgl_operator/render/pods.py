@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from minisgl_operator.api.defaults import FrontendDefaults
+from minisgl_operator.api.defaults import Defaults, FrontendDefaults
 from minisgl_operator.api.scheduling import PodSettings, Resources
 from minisgl_operator.api.types import EnvironmentVariable
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.quantity import canonical_all
 
 # The user of the images.

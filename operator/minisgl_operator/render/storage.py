@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from minisgl.wire.status import CONTROL_PORT
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import model_files, names, pods, single_node, templates
 from minisgl_operator.render.child import child
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.ports import container_ports
 from minisgl_operator.render.quantity import amount, canonical
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from minisgl_operator.render.defaults import Defaults
+    from minisgl_operator.api.defaults import Defaults
 
 _PREFIX: Final = "MINISGL_OPERATOR_"
 
@@ -66,8 +66,7 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
     Raises:
         InvalidDefaults: --defaults has an unknown field or a wrong value.
     """
-    from minisgl_operator.api.defaults import ModelDefaults
-    from minisgl_operator.render.defaults import Defaults
+    from minisgl_operator.api.defaults import Defaults, ModelDefaults
 
     def names(flag: str, given: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for name in given or variables.get(_variable(flag), "").split(",") if name))

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from minisgl_operator.api.conditions import Reason
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest, Ref, parse_time, ref_of
 from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.facts.facts import Facts
@@ -20,7 +21,6 @@ from minisgl_operator.facts.observed import DryRun, Nodes, ObjectEvent, Observed
 from minisgl_operator.facts.pods import node_of
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan
 from minisgl_operator.render import names
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by, owner_name
 from minisgl_operator.shell.client import ApiError, Client

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from minisgl.cli.main import build_parser
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.types import RESERVED_ARGUMENTS, RESERVED_FRONTEND_ARGUMENTS, FrontendSpec, InferenceModel
 from minisgl_operator.render import render
-from minisgl_operator.render.defaults import Defaults
 from support.cli_reference import commands, flags
 from support.cluster.validation_cases import smallest
 

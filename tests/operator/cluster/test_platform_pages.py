@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from cluster import tools
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import render
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.config import add_arguments, parse
 from support.cluster.chart import CHART, NAMESPACE
 from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip

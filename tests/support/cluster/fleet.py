@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.api.defaults import Defaults, ModelDefaults
 from minisgl_operator.api.objects import Manifest, Ref
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.pods import component, revision_of
 from minisgl_operator.render import engine, frontend, names
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.store import ModelKey
 from minisgl_operator.shell.upgrades import Upgrades
 from support.cluster.guarded_cluster import GuardedCluster

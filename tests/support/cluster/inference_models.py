@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.types import API_VERSION, KIND, InferenceModel
-from minisgl_operator.render.defaults import Defaults
 
 DEFAULTS = Defaults(
     operator_namespace="minisgl-system",

@@ -26,9 +26,8 @@ from aiohttp import web
 from minisgl.wire.peer_secret import PeerSecret
 from minisgl.wire.status import SECRET_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
-from minisgl_operator.api.defaults import ModelDefaults
+from minisgl_operator.api.defaults import Defaults, ModelDefaults
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.render.names import MODEL_LABEL, PEERS_VOLUME
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import (
     Manifest,
     Ref,
@@ -32,7 +33,6 @@ from minisgl_operator.facts.pods import revision_of
 from minisgl_operator.facts.rollout.waves import Turn
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, plan
 from minisgl_operator.render import names
-from minisgl_operator.render.defaults import Defaults
 from minisgl_operator.shell.store import trim
 from minisgl_operator.status.rollout import rollout_status
 from minisgl_operator.status.status import derive_status
