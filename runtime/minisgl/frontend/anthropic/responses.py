@@ -9,7 +9,7 @@ import msgspec
 
 from minisgl.frontend.anthropic.output import Content, Event
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation.event_json import event_json
+from minisgl.frontend.generation.response_format import event_json
 from minisgl.frontend.server.error_body import anthropic_error
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished

@@ -1,9 +1,11 @@
-"""Interface between the endpoint and the response formats of each API."""
+"""Interface between the endpoint and the response formats of each API, and the JSON that all of these write."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.response_stream import Delta
@@ -15,9 +17,29 @@ DONE: Final = b"data: [DONE]\n\n"
 KEEPALIVE: Final = b": ping\n\n"
 """Server-sent comment, so that proxies keep a silent stream open."""
 
-
 CONTINUED: Final = b": continued\n\n"
 """Server-sent comment: the engine of an answer was lost, and another one goes on with it."""
+
+LOWEST: Final = -9999.0
+"""Stands for minus infinity, which JSON does not have, as in OpenAI's API: a token that cannot be sampled."""
+
+_encode: Final = msgspec.json.encode
+_SEPARATORS: Final = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
+
+def event_json(value: Any) -> bytes:
+    """Encode a value of an event. Unicode's line separators are escaped: some HTTP clients, such as httpx with
+    `iter_lines`, end a line at them, and would lose the rest of an event."""
+    data = _encode(value)
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for separator, escaped in _SEPARATORS:
+            data = data.replace(separator, escaped)
+    return data
+
+
+def finite(logprob: float | None) -> float | None:
+    """Return the value, at least LOWEST; None for the first token of a prompt, which has none."""
+    return None if logprob is None else max(logprob, LOWEST)
 
 
 def error_event(error: ApiError) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from minisgl.frontend.generation.event_json import finite
+from minisgl.frontend.generation.response_format import finite
 from minisgl.wire.text import ScoredToken
 
 Entry = tuple[float | None, int, str | None]

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation.event_json import event_json
-from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, EventFormat, error_event
+from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, EventFormat, error_event, event_json
 from minisgl.frontend.native.logprobs import Lists
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from minisgl.frontend.generation.event_json import finite
+from minisgl.frontend.generation.response_format import finite
 from minisgl.frontend.openai.token_fields import token_name
 from minisgl.wire.text import ScoredToken
 

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation.event_json import event_json
 from minisgl.frontend.generation.functions import are_complete
-from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event
+from minisgl.frontend.generation.response_format import DONE, KEEPALIVE, error_event, event_json
 from minisgl.frontend.openai.logprobs import chat_logprobs, completion_logprobs
 from minisgl.frontend.openai.message_parts import full_tool_calls, join_pieces, reasoning_fields, streamed_tool_calls
 from minisgl.frontend.openai.token_fields import before_named, cut_tops, prompt_logprobs, stop_fields

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.frontend.generation.event_json import finite
+from minisgl.frontend.generation.response_format import finite
 from minisgl.frontend.server.response_stream import Delta
 from minisgl.wire.text import Finished, ScoredToken
 

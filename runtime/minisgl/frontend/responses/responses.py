@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.generation.event_json import event_json
-from minisgl.frontend.generation.response_format import KEEPALIVE
+from minisgl.frontend.generation.response_format import KEEPALIVE, event_json
 from minisgl.frontend.responses.output import Output, OutputOptions
 from minisgl.frontend.responses.output_items import Event
 from minisgl.frontend.server.response_stream import Delta
