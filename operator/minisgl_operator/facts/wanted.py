@@ -1,14 +1,15 @@
-"""The number of replicas that a model shall have, and whether it takes requests. Pure."""
+"""The numbers of replicas and of frontends that a model shall have, and whether it takes requests. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
 from minisgl_operator.api.objects import Manifest, parse_time
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts.autoscaling import Decision, Load, decide
+from minisgl_operator.render import names
 
 
 def autoscaled(
@@ -29,6 +30,32 @@ def wanted_replicas(model: InferenceModel, decision: Decision | None) -> int:
     if model.spec.suspend:
         return 0
     return model.spec.replicas if decision is None else decision.target
+
+
+def frontends_to_apply(wanted: int | None, deployment: Manifest | None) -> int | None:
+    """Number of frontends for the next apply; None leaves it to another manager that owns it. `wanted`: the spec's,
+    which comes first. Without any other owner it stays as it is, and a new Deployment has 1.
+
+    An apply with the number that was observed would undo a change of an autoscaler that comes in between. So the field
+    is left out as long as another one owns it.
+    """
+    if wanted is not None:
+        return wanted
+    if deployment is None:
+        return 1
+    owners = owners_of_count(deployment["metadata"].get("managedFields") or ())
+    if any(each["manager"] != names.FIELD_MANAGER for each in owners):
+        return None
+    return int(deployment["spec"]["replicas"])
+
+
+def owners_of_count(managed_fields: Iterable[Manifest]) -> list[dict[str, Any]]:
+    """The entries of managedFields that own spec.replicas, without their other fields."""
+    return [
+        {"manager": each.get("manager"), "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+        for each in managed_fields
+        if "f:replicas" in ((each.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
 
 
 def takes_requests(model_object: Manifest) -> bool:

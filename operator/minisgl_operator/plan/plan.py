@@ -14,11 +14,11 @@ from typing import Final, Literal
 from minisgl_operator.api.objects import Manifest, Ref, controller_uid, has_condition, is_deleting, ref_of
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.fetch_status import refetch_needed, retry_time
-from minisgl_operator.facts.frontend_count import count_to_apply
 from minisgl_operator.facts.lost_nodes import pods_to_force_delete
 from minisgl_operator.facts.observed import Nodes
 from minisgl_operator.facts.pods import node_of, replica_name, revision_of
 from minisgl_operator.facts.replicas import Replica
+from minisgl_operator.facts.wanted import frontends_to_apply
 from minisgl_operator.render import names, storage
 from minisgl_operator.render.availability import engine_budget, has_budgets
 from minisgl_operator.render.engine import first_pod
@@ -131,7 +131,7 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
             else:
                 result[ref] = with_pruning(manifest, facts.pruning)
         elif ref.kind == "Deployment":
-            count = count_to_apply(facts.model.spec.frontend.replicas, facts.frontend)
+            count = frontends_to_apply(facts.model.spec.frontend.replicas, facts.frontend)
             result[ref] = _with_count(manifest, count, {})
     if facts.keeps_frontends:
         result.pop(Ref("Deployment", names.frontend(facts.model.name)))

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from minisgl_operator.api.objects import Manifest, controller_of
-from minisgl_operator.facts.frontend_count import owners_of_count
+from minisgl_operator.facts.wanted import owners_of_count
 from minisgl_operator.render.names import (
     CACHE_KEY_ANNOTATION,
     MODEL_LABEL,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.facts.frontend_count import owners_of_count
+from minisgl_operator.facts.wanted import owners_of_count
 from minisgl_operator.shell.resources import MODEL
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import SECONDS, OperatedCluster, pvc_model
