@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minisgl.kernels.pointwise.layer_norm import add_layer_norm
-from minisgl.kernels.pointwise.norm import add_rms_norm
+from minisgl.kernels.pointwise.norm import add_layer_norm, add_rms_norm
 from minisgl.layers.activation import GatedActivation, gelu_tanh_and_mul, silu_and_mul
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from minisgl.attention.packed import PackedAttention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.attention.rotation import Rotation
-from minisgl.kernels.pointwise.layer_norm import add_layer_norm
+from minisgl.kernels.pointwise.norm import add_layer_norm
 from minisgl.layers.activation import GATED_ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
 from minisgl.layers.rope_config import RopeConfig

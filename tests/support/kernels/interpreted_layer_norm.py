@@ -20,8 +20,8 @@ CASES = [
 
 
 def agrees(case: str) -> bool:
-    from minisgl.kernels.pointwise.layer_norm import add_layer_norm
     from minisgl.kernels.pointwise.layer_norm_triton import layer_norm_cuda
+    from minisgl.kernels.pointwise.norm import add_layer_norm
 
     width, kind, *rest = case.replace("+ ", "").split()
     dtype, generator = getattr(torch, kind), torch.Generator().manual_seed(int(width))

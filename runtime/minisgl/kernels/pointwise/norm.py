@@ -1,8 +1,10 @@
-"""Root mean square layer normalization (Zhang & Sennrich, arXiv:1910.07467)."""
+"""Layer normalization (Ba et al., arXiv:1607.06450), and that by the root mean square (Zhang & Sennrich,
+arXiv:1910.07467)."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 
 def rms_norm(
@@ -40,3 +42,16 @@ def add_rms_norm(
         return normed, x if residual is None else residual
     residual = x if residual is None else residual + x
     return rms_norm(residual, weight, eps, unit_offset=unit_offset, round_last=round_last), residual
+
+
+def add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, gain: torch.Tensor, bias: torch.Tensor | None, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (layer norm of x + residual, x + residual); inputs and outputs [T, hidden]. Without a residual `x` is the
+    sum. The sum may overwrite `x`."""
+    if x.is_cuda:
+        from minisgl.kernels.pointwise.layer_norm_triton import layer_norm_cuda
+
+        return layer_norm_cuda(x, residual, gain, bias, eps), x
+    total = x if residual is None else x.add_(residual)
+    return F.layer_norm(total, gain.shape, gain, bias, eps), total
