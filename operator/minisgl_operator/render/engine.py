@@ -10,7 +10,6 @@ from minisgl_operator.api.types import EngineSpec, InferenceModel, Parallelism, 
 from minisgl_operator.render import model_files, names, peer_secret, pods, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.engine_template import EngineTemplate
-from minisgl_operator.render.ports import container_ports, service_ports
 from minisgl_operator.render.quantity import canonical
 
 
@@ -77,7 +76,7 @@ def peers_service(model: InferenceModel, index: int) -> Manifest:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": names.selector(model.name, names.ENGINE) | {names.REPLICA_LABEL: name},
-        "ports": service_ports("control", "scheduler", "link"),
+        "ports": pods.service_ports("control", "scheduler", "link"),
     }
     return child(model, "v1", "Service", name, names.ENGINE, {"spec": spec}, labels=_labels(name))
 
@@ -137,7 +136,7 @@ def _container(model: InferenceModel, defaults: Defaults, replica: str) -> dict[
             *pods.IDENTITY,
             *map(pods.variable, engine.env),
         ],
-        "ports": container_ports("control", "scheduler", "link"),
+        "ports": pods.container_ports("control", "scheduler", "link"),
         **pods.resources(engine.resources, defaults.models.engine.resources, _least_requests(engine, ranks), gpus),
         # The GPU runtime writes to the root file system of a container with devices.
         "securityContext": pods.container_security(read_only_root=not on_gpu),

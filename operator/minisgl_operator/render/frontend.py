@@ -10,7 +10,6 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import names, peer_secret, pods, templates
 from minisgl_operator.render.child import child
-from minisgl_operator.render.ports import container_ports, service_ports
 
 _KEYS_DIRECTORY: Final = "/var/run/minisgl/keys"
 _LEAST_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
@@ -59,7 +58,7 @@ def leaders_service(model: InferenceModel) -> Manifest:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": names.selector(model.name, names.ENGINE) | {names.POD_INDEX_LABEL: "0"},
-        "ports": service_ports("control", "scheduler"),
+        "ports": pods.service_ports("control", "scheduler"),
     }
     return child(model, "v1", "Service", names.leaders(model.name), names.ENGINE, {"spec": spec})
 
@@ -102,7 +101,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         **pods.image(frontend, defaults.frontend_image, defaults),
         "args": arguments,
         "env": [*pods.IDENTITY, *map(pods.variable, frontend.env)],
-        "ports": container_ports("http", "control"),
+        "ports": pods.container_ports("http", "control"),
         **pods.resources(frontend.resources, default.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),
         **pods.probes("/live", startup_failures=150),

@@ -10,7 +10,7 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import names
 from minisgl_operator.render.child import child
-from minisgl_operator.render.ports import policy_ports
+from minisgl_operator.render.pods import policy_ports
 
 _NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
 # DNS pods of OpenShift listen on 5353: policies see the port behind the Service.

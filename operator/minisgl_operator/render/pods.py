@@ -1,10 +1,12 @@
-"""Parts that all pods of a model share. They comply with the `restricted` profile of Pod Security."""
+"""Parts that all pods of a model share, which comply with the `restricted` profile of Pod Security, and their ports as
+containers, Services and NetworkPolicies declare them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, LINK_PORT, SCHEDULER_PORT
 from minisgl_operator.api.defaults import Defaults, FrontendDefaults
 from minisgl_operator.api.scheduling import PodSettings, Resources
 from minisgl_operator.api.types import EnvironmentVariable
@@ -13,6 +15,12 @@ from minisgl_operator.render.quantity import canonical_all
 # The user of the images.
 _USER: Final = 65532
 
+_PORTS: Final[Mapping[str, int]] = {
+    "http": HTTP_PORT,
+    "control": CONTROL_PORT,
+    "scheduler": SCHEDULER_PORT,
+    "link": LINK_PORT,
+}
 _ARCHITECTURE: Final = "kubernetes.io/arch"
 RUN_DIRECTORY: Final = "/run/minisgl"
 GRACE_BEYOND_DRAIN: Final = 30
@@ -142,3 +150,16 @@ def mount(volume: dict[str, Any], path: str, *, read_only: bool = False) -> dict
 
 RUN_MOUNT: Final = mount(RUN, RUN_DIRECTORY)
 TMP_MOUNT: Final = mount(TMP, "/tmp")
+
+
+def container_ports(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "containerPort": _PORTS[name], "protocol": "TCP"} for name in names]
+
+
+def service_ports(*names: str) -> list[dict[str, Any]]:
+    """Ports of a headless Service, which are those of the pods."""
+    return [{"name": name, "port": _PORTS[name], "targetPort": name, "protocol": "TCP"} for name in names]
+
+
+def policy_ports(*names: str) -> list[dict[str, Any]]:
+    return [{"port": _PORTS[name], "protocol": "TCP"} for name in names]

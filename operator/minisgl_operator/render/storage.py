@@ -10,7 +10,6 @@ from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import model_files, names, pods, single_node, templates
 from minisgl_operator.render.child import child
-from minisgl_operator.render.ports import container_ports
 from minisgl_operator.render.quantity import amount, canonical
 
 # Exit code of `minisgl models fetch` when a retry is useless: the model does not exist, or access is denied.
@@ -103,7 +102,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
             *("--termination-log", "/dev/termination-log"),
         ],
         "env": [*variables, *map(pods.variable, model.spec.fetch.env)],
-        "ports": container_ports("control"),
+        "ports": pods.container_ports("control"),
         **pods.resources(model.spec.fetch.resources, defaults.models.fetch.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),
         "terminationMessagePolicy": "FallbackToLogsOnError",
