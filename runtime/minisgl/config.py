@@ -208,27 +208,35 @@ class PooledOutput(msgspec.Struct, frozen=True, kw_only=True):
     """A text is computed in one step, without the prefix cache."""
 
 
-class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of the scheduler; sizes are those of the engine that was started."""
+class EngineSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a started engine that its scheduler needs."""
 
     num_pages: Count
     page_size: Count
     window: Count | None = None
-    """See `EngineLimits.window`."""
+    """Longest window of the layers that have one, whose pages are others than those of the rest; None: all layers have
+    the same pages, since none has a window."""
     num_window_pages: Index = 0
+    """Pages of layers with a window."""
     max_running: Rows
     max_model_len: Count
     vocab_size: Count
+    eos_token_ids: tuple[int, ...] = ()
+    step_graphs: tuple[tuple[int, int], ...] = ()
+    """Decode rows and prompt tokens of steps with prompts that are CUDA graphs. A step is padded to the first that is
+    large enough; without one it is launched kernel by kernel."""
+    pooling: PooledOutput | None = None
+    """None: the model generates."""
+
+
+class SchedulerConfig(EngineSizes, frozen=True, kw_only=True):
+    """Configuration of the scheduler for the engine that was started."""
+
     max_step_tokens: Count
     target_itl_ms: Milliseconds = 0.0
     """See `EngineConfig.target_itl_ms`."""
-    step_graphs: tuple[tuple[int, int], ...] = ()
-    """See `EngineLimits.step_graphs`."""
     overlap: bool
     cache: CacheKind
-    eos_token_ids: tuple[int, ...] = ()
-    pooling: PooledOutput | None = None
-    """None: the model generates."""
     max_waiting: Count = 1 << 20
     """Maximum number of requests that wait for a row; one more is rejected with `queue_full`."""
     audit: bool = False

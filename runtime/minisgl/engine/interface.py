@@ -6,30 +6,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from minisgl.config import PooledOutput, Task
+from minisgl.config import EngineSizes, Task
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.status import DataTypes
 
 
-class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLimits(EngineSizes, frozen=True, kw_only=True):
     """Sizes of the started engine, equal on all ranks."""
 
-    num_pages: int
-    page_size: int
-    window: int | None = None
-    """Longest window of the layers that have one, whose pages are others than those of the rest; None: all layers have
-    the same pages, since none has a window."""
-    num_window_pages: int = 0
-    """Pages of layers with a window."""
-    max_running: int
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    step_graphs: tuple[tuple[int, int], ...] = ()
-    """Decode rows and prompt tokens of steps with prompts that are CUDA graphs. A step is padded to the first that is
-    large enough; without one it is launched kernel by kernel."""
-    pooling: PooledOutput | None = None
-    """None: the model generates."""
     recurrent: bool = False
     """Layers have a state that only the tokens before lead to: no prefix of a sequence can be that of another."""
 
