@@ -51,6 +51,18 @@ class Delta(msgspec.Struct, frozen=True):
     """In a whole choice whose text, reasoning and calls have another order: its parts in theirs."""
 
 
+class Unread(msgspec.Struct, eq=False):
+    """Output of a choice that the handler has not taken yet, in the pieces in which it arrived."""
+
+    texts: list[str] = []
+    scored: list[ScoredToken] = []
+    reasoning: list[str] = []
+    tool_calls: list[ToolCallDelta] = []
+    token_ids: list[int] = []
+    prompt_token_ids: Sequence[int] = ()
+    prompt_scored: list[ScoredToken] = []
+
+
 class Choice(msgspec.Struct, eq=False):
     """One choice of a response: its progress, and the output that the handler has not taken yet. Times are the event
     loop's, in seconds."""
@@ -69,13 +81,7 @@ class Choice(msgspec.Struct, eq=False):
     last_token_at: float = 0.0
     resumes: bool = False
     """An engine has queued the rest of the answer and has not given a token yet."""
-    texts: list[str] = []
-    scored: list[ScoredToken] = []
-    reasoning: list[str] = []
-    tool_calls: list[ToolCallDelta] = []
-    token_ids: list[int] = []
-    prompt_token_ids: Sequence[int] = ()
-    prompt_scored: list[ScoredToken] = []
+    unread: Unread = msgspec.field(default_factory=Unread)
     finished: Finished | None = None
     earlier: list[Delta] = []
     """Output before all that, with which it cannot be joined."""
@@ -91,23 +97,19 @@ class Choice(msgspec.Struct, eq=False):
         self.earlier.append(self._take(None))
 
     def _take(self, finished: Finished | None) -> Delta:
-        delta = Delta(
+        taken, self.unread = self.unread, Unread()
+        return Delta(
             self.index,
-            "".join(self.texts),
+            "".join(taken.texts),
             self.tokens,
-            self.scored,
+            taken.scored,
             finished,
-            "".join(self.reasoning),
-            tuple(self.tool_calls),
-            tuple(self.token_ids),
-            self.prompt_token_ids,
-            tuple(self.prompt_scored),
+            "".join(taken.reasoning),
+            tuple(taken.tool_calls),
+            tuple(taken.token_ids),
+            taken.prompt_token_ids,
+            tuple(taken.prompt_scored),
         )
-        for taken in (self.texts, self.reasoning, self.tool_calls, self.token_ids, self.prompt_scored):
-            taken.clear()
-        self.scored = []
-        self.prompt_token_ids = ()
-        return delta
 
 
 def _join(deltas: Sequence[Delta]) -> Delta:
@@ -191,7 +193,7 @@ class ResponseStream:
 
     def accept(self, choice: Choice, prompt_tokens: int, prompt_token_ids: Sequence[int] = ()) -> None:
         choice.prompt_tokens = prompt_tokens
-        choice.prompt_token_ids = prompt_token_ids
+        choice.unread.prompt_token_ids = prompt_token_ids
         self._unaccepted -= 1
         self._wake()
 
@@ -204,11 +206,11 @@ class ResponseStream:
                     return
             except Exception:
                 return self._fail_rendering()
-        if choice.tool_calls and text:
+        if choice.unread.tool_calls and text:
             choice.split()
-        choice.texts.append(text)
+        choice.unread.texts.append(text)
         if scored:
-            choice.scored.extend(scored)
+            choice.unread.scored.extend(scored)
         self._changed.add(choice.index)
         self._wake()
 
@@ -224,7 +226,7 @@ class ResponseStream:
     ) -> None:
         """Add the output of a step that is more than text."""
         self.unsent_characters += len(reasoning) + sum(len(call.arguments) for call in tool_calls)
-        if self._delta_path is not None and not (prompt_scored or choice.prompt_token_ids):
+        if self._delta_path is not None and not (prompt_scored or choice.unread.prompt_token_ids):
             delta = Delta(choice.index, text, choice.tokens, scored, None, reasoning, tool_calls, token_ids)
             try:
                 if self._delta_path(delta):
@@ -234,13 +236,15 @@ class ResponseStream:
                 return self._fail_rendering()
         # The fast path takes only texts.
         self._fast_path = None
-        if (reasoning and (choice.tool_calls or any(choice.texts))) or (text and choice.tool_calls):
+        unread = choice.unread
+        if (reasoning and (unread.tool_calls or any(unread.texts))) or (text and unread.tool_calls):
             choice.split()
-        choice.reasoning.append(reasoning)
-        choice.token_ids.extend(token_ids)
-        choice.prompt_scored.extend(prompt_scored)
+            unread = choice.unread
+        unread.reasoning.append(reasoning)
+        unread.token_ids.extend(token_ids)
+        unread.prompt_scored.extend(prompt_scored)
         self.push(choice, text, scored)
-        choice.tool_calls.extend(tool_calls)
+        unread.tool_calls.extend(tool_calls)
 
     def finish(self, choice: Choice, finished: Finished) -> None:
         choice.finished = finished

@@ -160,7 +160,7 @@ async def test_output_besides_text_has_a_fast_path_of_its_own(stream: ResponseSt
 async def test_scores_and_ids_of_a_prompt_go_through_the_handler(stream: ResponseStream) -> None:
     taken: list[Delta] = []
     choice = stream.choices[0]
-    choice.prompt_token_ids = (1, 2)
+    choice.unread.prompt_token_ids = (1, 2)
     task = asyncio.create_task(stream.deltas(None, lambda delta: taken.append(delta) is None))
     await asyncio.sleep(0)
     stream.push_step(choice, "a", (), "", (), (7,))
