@@ -9,7 +9,7 @@ from typing import Final
 from minisgl.parsing import json_call
 from minisgl.parsing.call_sequence import parse_calls
 from minisgl.parsing.json_text import SPACE
-from minisgl.parsing.output import Call, Output
+from minisgl.parsing.output import Output
 from minisgl.parsing.reader import NotACall, Reader, Scan
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
@@ -50,19 +50,7 @@ def _named(reader: Reader, output: Output) -> Scan[None]:
         yield from reader.match(_LANGUAGE)
     if not name or (yield from reader.skip(SPACE)) != "{":
         raise NotACall
-    call = Call(output)
-    call.begin(name)
-    reader.commit()
-
-    def emit(text: str) -> None:
-        call.arguments(text)
-        reader.commit()
-
-    try:
-        yield from json_call.arguments(reader, emit)
-    except NotACall:
-        reader.at = 0
-    call.end()
+    yield from json_call.parse_arguments(reader, output, name)
     if is_fenced:
         yield from reader.skip_end(_FENCE, SPACE)
     yield from reader.skip_ends(END_CALL, SPACE)

@@ -37,6 +37,25 @@ def parse(reader: Reader, output: Output, known: Collection[str] | None = None) 
     call.end()
 
 
+def parse_arguments(reader: Reader, output: Output, name: str) -> Scan[None]:
+    """Parse the arguments of a call whose name has been read. If they are broken, the rest remains text. Raises
+    Ended."""
+    call = Call(output)
+    call.begin(name)
+    reader.commit()
+
+    def emit(text: str) -> None:
+        call.arguments(text)
+        reader.commit()
+
+    try:
+        yield from reader.skip(SPACE)
+        yield from arguments(reader, emit)
+    except NotACall:
+        reader.at = 0
+    call.end()
+
+
 def parse_several(reader: Reader, output: Output, tools: Tools, between: str) -> Scan[None]:
     """Parse calls behind a marker, which are separated by any of the characters `between`; or a list of calls. Raises
     NotACall and Ended as `parse`. Only the first one certainly is a call: nothing marks their end."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from minisgl.parsing import json_call
 from minisgl.parsing.json_text import SPACE
-from minisgl.parsing.output import Call, Output, short_call_id
+from minisgl.parsing.output import Output, short_call_id
 from minisgl.parsing.reader import NotACall, Reader, Scan
 from minisgl.parsing.tool_format import ToolFormat, Tools
 
@@ -34,21 +34,7 @@ def _named(reader: Reader, output: Output) -> Scan[None]:
     is_marked = yield from reader.skip_text(ARGS)
     if not is_marked and (yield from reader.skip(SPACE)) != "{":
         raise NotACall
-    call = Call(output)
-    call.begin(name)
-    reader.commit()
-
-    def emit(text: str) -> None:
-        call.arguments(text)
-        reader.commit()
-
-    try:
-        if is_marked:
-            yield from reader.skip(SPACE)
-        yield from json_call.arguments(reader, emit)
-    except NotACall:
-        reader.at = 0
-    call.end()
+    yield from json_call.parse_arguments(reader, output, name)
 
 
 MISTRAL: Final = ToolFormat("mistral", (START,), _parse, (CALL_ID, ARGS), is_inline=True, new_id=short_call_id)
