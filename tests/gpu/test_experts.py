@@ -173,7 +173,7 @@ def test_experts_in_fp8(name: str, tokens: int, renormalize: bool) -> None:
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("group_size", [64, 128])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("tokens", sized([1, 2, 3, 4, 9, 60, 129, 300, MAX_TOKENS + 50], [1, 3, 60]))
 @pytest.mark.parametrize("name", sized([*FP8_SIZES], ["few experts"]))
 def test_experts_in_int4(name: str, tokens: int, group_size: int, renormalize: bool) -> None:

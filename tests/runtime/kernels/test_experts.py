@@ -39,8 +39,9 @@ def test_tiles_of_experts_in_fp8_fit_into_shared_memory(pairs_per_expert: int, w
     compile_kernels(choose_tiles(pairs_per_expert, width, quantized=True), width, 90, SHARED_MEMORY, types, scaled=128)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("pairs_per_expert", [8, 16, 32])
+@pytest.mark.parametrize(
+    ("pairs_per_expert", "groups"), [*((pairs, groups) for pairs in (8, 16, 32) for groups in (1, 2)), (32, 4)]
+)
 def test_tiles_of_experts_in_int4_fit_into_shared_memory(pairs_per_expert: int, groups: int) -> None:
     types = {"weight": "*i32", "scales": "*i32"}
     compile_kernels(choose_tiles(pairs_per_expert, 768, quantized=True), 768, 90, SHARED_MEMORY, types, groups=groups)
@@ -57,6 +58,7 @@ def test_tiles_of_experts_in_mxfp4_fit_into_shared_memory(pairs_per_expert: int)
     ("hidden", "width", "kind"),
     [
         *((2048, width, kind) for width in (768, 384) for kind in ("FP8", "INT4 by 128", "INT4 by 64")),
+        (2048, 768, "INT4 by 32"),
         # gpt-oss: whole, and one of two ranks.
         (2880, 2880, "MXFP4"),
         (2880, 1472, "MXFP4"),
@@ -69,6 +71,7 @@ def test_the_kernels_for_rows_of_experts_compile_for_hopper(hidden: int, width: 
     groups, registers = {
         "FP8": (0, skinny_gluon._FP8_REGISTERS),
         "INT4 by 64": (2, skinny_gluon._INT4_REGISTERS),
+        "INT4 by 32": (4, skinny_gluon._INT4_REGISTERS),
         "MXFP4": (1, skinny_gluon._FP4_REGISTERS),
     }.get(kind, (1, skinny_gluon._INT4_REGISTERS))
     sizes = {"GROUPS": groups, "BIAS": kind == "MXFP4", "PDL": True}

@@ -15,6 +15,7 @@ from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.experts import gemv_gluon, int4_pairs_triton
 from minisgl.kernels.linear.int4_choose import int4_tile
 from minisgl.kernels.linear.int4_gemv_gluon import RowTile, _int4_row
+from minisgl.kernels.linear.int4_skinny_triton import SkinnyTile, _int4_skinny
 from minisgl.kernels.linear.int4_split_k_gluon import BatchTile, _int4_batch
 from minisgl.kernels.linear.int4_stream_k_gluon import SpansTile, _int4_spans
 from minisgl.models.config import ModelConfig
@@ -38,7 +39,20 @@ def test_a_tile_covers_the_product_and_fits(outputs: int, inputs: int, in_parts:
             assert rows > 128 and outputs % tile.outputs == 0 and 1 <= tile.splits <= inputs // 128
             assert tile.slots * (tile.rows * 64 * 2 + 8) + 1024 <= SHARED_MEMORY // 2
         else:
-            assert rows <= tile.rows and outputs % (16 * tile.warps) == 0
+            assert isinstance(tile, SpansTile) and rows <= tile.rows and outputs % (16 * tile.warps) == 0
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(43008, 5376), (5376, 21504), (1152, 896), (64, 128)])
+def test_groups_of_32_have_kernels_that_take_any_group(outputs: int, inputs: int) -> None:
+    """Operands of the others have one scale for 64 inputs."""
+    for rows in range(1, 300):
+        for in_parts in (False, True):
+            tile = int4_tile(rows, outputs, inputs, in_parts=in_parts, groups=4)
+            if isinstance(tile, SkinnyTile):
+                assert 1 < rows <= 128 and 1 <= tile.splits <= 8
+                assert (tile.splits - 1) * tile.each < inputs // 128 <= tile.splits * tile.each
+            else:
+                assert isinstance(tile, RowTile) if rows == 1 else tile is None and rows > 128
 
 
 @pytest.mark.parametrize("rows", [2, 9, 17, 33, 65])
@@ -116,8 +130,13 @@ def test_the_kernel_for_spans_compiles_for_hopper(rows: int, inputs: int, groups
     assert kernel.metadata.shared <= shared_memory(tile) + 1024
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("inputs", "gated"), [(5120, True), (1408, False), (17408, False)])
+@pytest.mark.parametrize(
+    ("inputs", "gated", "groups"),
+    [
+        *((*each, groups) for each in ((5120, True), (1408, False), (17408, False)) for groups in (1, 2)),
+        (1408, True, 4),
+    ],
+)
 def test_the_kernel_for_one_row_compiles_for_hopper(inputs: int, gated: bool, groups: int) -> None:
     tile = int4_tile(1, 5120, inputs, in_parts=False)
     assert isinstance(tile, RowTile)
@@ -127,10 +146,19 @@ def test_the_kernel_for_one_row_compiles_for_hopper(inputs: int, gated: bool, gr
     assert compiled(_int4_row, types, constants, default="i32", options={"num_warps": tile.warps}).asm["cubin"]
 
 
+def test_the_kernel_for_groups_of_32_compiles_for_hopper() -> None:
+    types = {"x": "*bf16", "words": "*i32", "scales": "*i32", "out": "*fp32"}
+    constants = {"STEPS": 42, "GROUPS": 4, "ROWS": 64, "PDL": True}
+    # What is copied ahead takes the memory.
+    kernel = compiled(_int4_skinny, types, constants, default="i32", aligned=types, options={"num_stages": 3})
+    assert kernel.metadata.shared <= SHARED_MEMORY // 2
+
+
 @pytest.mark.parametrize(
     ("hidden", "width", "groups", "top_k", "down_warps", "mxfp4"),
     [
         *((2048, width, groups, 8, 8, False) for width in (768, 384) for groups in (1, 2)),
+        (2048, 768, 4, 8, 8, False),
         # gpt-oss: whole, and one of two ranks.
         (2880, 2880, 1, 4, 16, True),
         (2880, 1472, 1, 4, 8, True),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.random_weights import fill_random
+from minisgl.toy.quantize import QUANTIZATION_CONFIGS
 from minisgl.toy.tiny import write_tiny_checkpoint
 from support.numerics.ranks import all_logits, load, run_ranks
 
@@ -29,7 +32,14 @@ def keep(monkeypatch: pytest.MonkeyPatch, *, on: bool) -> None:
     monkeypatch.setattr(parameters, "has_quantized_kernels", lambda dtype, device: on)
 
 
-def write(folder: Path, arch: str, name: str | None) -> Path:
+def write(folder: Path, arch: str, name: str | None, group_size: int | None = None) -> Path:
+    """`group_size` None: 64."""
+    extra = {}
+    if group_size is not None and name is not None:
+        config: dict[str, Any] = deepcopy(dict(QUANTIZATION_CONFIGS[name]))
+        of_weights = config["config_groups"]["group_0"]["weights"] if "config_groups" in config else config
+        of_weights["group_size"] = group_size
+        extra["quantization_config"] = config
     return write_tiny_checkpoint(
         folder / f"{arch}-{name}",
         arch,
@@ -40,6 +50,7 @@ def write(folder: Path, arch: str, name: str | None) -> Path:
         kv_heads=4,
         head_dim=64,
         expert_intermediate=256,
+        config_extra=extra,
     )
 
 
@@ -47,7 +58,7 @@ def write(folder: Path, arch: str, name: str | None) -> Path:
     seed=st.integers(0, 1000),
     blocks=st.integers(1, 3),
     steps=st.integers(1, 3),
-    group=st.sampled_from([64, 128]),
+    group=st.sampled_from([32, 64, 128]),
     dtype=st.sampled_from([torch.float16, torch.bfloat16]),
 )
 def test_words_have_all_numbers(seed: int, blocks: int, steps: int, group: int, dtype: torch.dtype) -> None:
@@ -93,6 +104,25 @@ def test_logits_are_those_of_the_dequantized_weights(
     for ours in run_ranks(size, tmp_path, logits):
         # Scales and weights are rounded to bfloat16.
         assert (ours - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_groups_of_32_are_rounded_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In projections and in experts."""
+    checkpoint = write(tmp_path, "qwen3-moe", name, group_size=32)
+
+    def weights() -> list[torch.Tensor]:
+        layer = load(checkpoint).layers[1]
+        found = layer.attention.qkv.weight, layer.attention.out.weight, *layer.feed_forward.experts
+        assert all(isinstance(each, Int4Weight) is kept for each in found)
+        return [each.dequantized(torch.bfloat16) for each in found]
+
+    kept = False
+    keep(monkeypatch, on=kept)
+    expected = weights()
+    kept = True
+    keep(monkeypatch, on=kept)
+    assert all(torch.equal(*pair) for pair in zip(weights(), expected, strict=True))
 
 
 @pytest.mark.parametrize("size", [1, 2])

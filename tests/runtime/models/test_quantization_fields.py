@@ -70,6 +70,11 @@ GPTQ = {"bits": 4, "group_size": 128, "quant_method": "gptq", "sym": True, "desc
             Int4Groups("compressed-tensors", 64, symmetric=False),
         ),
         (
+            # As Gemma 4 is published.
+            compressed(args(4, "int", "group", group_size=32), None, format="pack-quantized"),
+            Int4Groups("compressed-tensors", 32, symmetric=True),
+        ),
+        (
             compressed(args(4, "int", "group", group_size=128, actorder="static"), None, format="pack-quantized"),
             Int4Groups("compressed-tensors", 128, symmetric=True),
         ),
@@ -84,6 +89,8 @@ GPTQ = {"bits": 4, "group_size": 128, "quant_method": "gptq", "sym": True, "desc
         (AWQ | {"modules_to_not_convert": None}, Int4Groups("awq", 128, symmetric=False)),
         (AWQ | {"version": "GEMM"}, Int4Groups("awq", 128, symmetric=False)),
         (AWQ | {"version": None}, Int4Groups("awq", 128, symmetric=False)),
+        (AWQ | {"group_size": 32}, Int4Groups("awq", 32, symmetric=False)),
+        (GPTQ | {"group_size": 32}, Int4Groups("gptq", 32, symmetric=True, plain_zeros=False)),
         (GPTQ, Int4Groups("gptq", 128, symmetric=True, plain_zeros=False)),
         (
             GPTQ | {"checkpoint_format": "gptq_v2", "sym": False, "group_size": 64},
@@ -133,7 +140,8 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
             ),
             "transforms",
         ),
-        (compressed(args(4, "int", "group", group_size=32), None, format="pack-quantized"), "groups of 32"),
+        (compressed(args(4, "int", "group", group_size=16), None, format="pack-quantized"), "groups of 16"),
+        (AWQ | {"group_size": -1}, "groups of -1"),
         (compressed(args(8, "float", "block"), TOKEN), "strategy block"),
         (compressed(args(8, "float", "channel"), args(8, "int", "token", dynamic=True)), "inputs int of 8 bits"),
         (compressed(args(8, "float", "channel"), args(8, "float", "group", dynamic=True)), "inputs per group"),

@@ -113,10 +113,11 @@ def test_quantized_answers_are_close_to_those_of_the_original(name: str, tmp_pat
     assert (logits - expected).norm() < (0.2 if name.startswith("fp8") else 0.6) * expected.norm()
 
 
+@pytest.mark.parametrize("size", [32, 64, 128])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("layout", ["compressed-tensors", "awq", "gptq"])
-def test_any_part_of_a_weight_can_be_dequantized(layout: str, symmetric: bool) -> None:
-    weights = Int4Groups(layout, 128, symmetric, plain_zeros=layout != "gptq")  # type: ignore[arg-type]
+def test_any_part_of_a_weight_can_be_dequantized(layout: str, symmetric: bool, size: int) -> None:
+    weights = Int4Groups(layout, size, symmetric, plain_zeros=layout != "gptq")  # type: ignore[arg-type]
     stored = quantize(weights, random_tensor("weight", (96, 512), 0), torch.float16)
 
     def read(suffix: str, *take: slice) -> torch.Tensor:

@@ -52,6 +52,7 @@ CASES = {
     "one token, INT4": Case(1, IN_BLOCKS, int4=128),
     "more tokens of an expert than a tile has, INT4": Case(40, IN_BLOCKS, crowded=True, int4=128),
     "groups of 64, INT4": Case(40, IN_BLOCKS._replace(experts=6), int4=64),
+    "groups of 32, INT4": Case(9, IN_BLOCKS._replace(experts=6), int4=32),
     "biases and a clamped activation": Case(9, DEFAULT._replace(hidden=256), clamped=True),
     "GELU": Case(9, DEFAULT._replace(hidden=256), gelu=True),
     "one token, MXFP4": Case(1, HALF_PIECES, mxfp4=True, clamped=True),

@@ -60,7 +60,7 @@ def unpack_scales(words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def groups_in_piece(words: torch.Tensor, scales: torch.Tensor) -> int:
-    """Groups of inputs in a piece: 1 or 2. `words` […, in * 8] and `scales` […, groups * 64] of the same weights."""
+    """Groups of inputs in a piece: 1, 2 or 4. `words` […, in * 8] and `scales` […, groups * 64] of the same weights."""
     return scales.shape[-1] * PIECE // (words.shape[-1] * OUTPUTS)
 
 

@@ -176,9 +176,9 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
 SUPPORTED: Final = (
     "FP8 in blocks of 128 × 128 (quant_method fp8), FP8 per channel or per tensor (compressed-tensors), INT4 in "
-    "groups of 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act), and gpt-oss's MXFP4"
+    "groups of 32, 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act), and gpt-oss's MXFP4"
 )
-_GROUP_SIZES: Final = (64, 128)
+_GROUP_SIZES: Final = (32, 64, 128)
 _PLAIN_ORDERS: Final = (None, False, "weight", "static")
 """`actorder` of compressed-tensors with which inputs stay in their order: it only chose the order of quantization."""
 _REQUESTED: Final[Mapping[str, WeightFormat]] = {

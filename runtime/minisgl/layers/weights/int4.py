@@ -8,7 +8,16 @@ from typing import Final, Self
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.linear.int4_packed import INPUTS, OUTPUTS, PIECE, WORD, dequantize_words, pack_scales, pack_words
+from minisgl.kernels.linear.int4_packed import (
+    INPUTS,
+    OUTPUTS,
+    PIECE,
+    WORD,
+    dequantize_words,
+    groups_in_piece,
+    pack_scales,
+    pack_words,
+)
 from minisgl.layers.activation import silu_and_mul
 from minisgl.layers.weights.formats import Int4Groups, WeightFormat
 from minisgl.layers.weights.inputs import Input, PreNorm, wide
@@ -96,7 +105,8 @@ class Int4Weight(QuantizedWeight):
             from minisgl.kernels.linear.int4_choose import int4_linear, int4_tile
 
             in_parts = in_parts and bias is None
-            tile = int4_tile(len(x), outputs, inputs, in_parts=in_parts)
+            groups = groups_in_piece(*self.tensors)
+            tile = int4_tile(len(x), outputs, inputs, in_parts=in_parts, groups=groups)
             if tile is not None:
                 return int4_linear(x.contiguous(), *self.tensors, tile, bias, in_parts=in_parts)
         return F.linear(x, self.dequantized(x.dtype), bias)
