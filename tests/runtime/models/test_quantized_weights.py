@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.errors import ModelError
 from minisgl.hub.check import check_checkpoint
 from minisgl.layers.weights.dense import DenseWeight
-from minisgl.layers.weights.formats import Fp8Blocks, Int4Groups
+from minisgl.layers.weights.formats import Fp8Blocks, Int4Groups, read_quantization
 from minisgl.layers.weights.int4 import Int4Weight
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
@@ -75,6 +77,48 @@ def test_a_mixture_in_fp8_blocks_under_names_of_its_own_is_the_one_that_was_stor
     (checkpoint / "config.json").write_text(json.dumps(config))
     model = load(checkpoint)
     assert sum(source.format is not None for source in model.parameters.sources) == 4 * (4 + 3 * 6)
+    assert torch.equal(all_logits(model, [[1, 2, 3]]), expected)
+
+
+@pytest.mark.parametrize("stored_as", ["int4", "fp8-channel"])
+def test_experts_of_gemma_4_have_tensors_of_their_own_where_they_are_quantized(stored_as: str, tmp_path: Path) -> None:
+    """As llm-compressor writes them; Gemma's INT4 has groups of 32."""
+    checkpoint = write_family_checkpoint(tmp_path, "gemma4, experts", moe_intermediate_size=32)
+    config = json.loads((checkpoint / "config.json").read_text())
+    settings: Any = deepcopy(dict(QUANTIZATION_CONFIGS[stored_as]))
+    settings["ignore"] = ["lm_head", "re:.*router"]
+    if stored_as == "int4":
+        settings["config_groups"]["group_0"]["weights"]["group_size"] = 32
+    quantization = read_quantization({"quantization_config": settings})
+    assert quantization is not None
+    tensors = load_file(checkpoint / "model.safetensors")
+    stored: dict[str, torch.Tensor] = {}
+    for name, weight in list(tensors.items()):
+        layers = {name.removesuffix(".weight"): weight}
+        if name.endswith("experts.gate_up_proj"):
+            halves = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
+            layers = {
+                name.replace("gate_up_proj", f"{i}.{part}"): all_of[i] for part, all_of in halves for i in range(6)
+            }
+        elif name.endswith("experts.down_proj"):
+            layers = {name.replace("down_proj", f"{i}.down_proj"): each for i, each in enumerate(weight)}
+        elif "proj.weight" not in name or quantization.format_of(name.removesuffix(".weight")) is None:
+            stored[name] = weight
+            continue
+        dense = []
+        for layer, each in layers.items():
+            quantized = quantize(quantization.format, each)
+            stored |= {f"{layer}.{suffix}": part for suffix, part in quantized.tensors.items()}
+            dense.append(quantized.dense.float())
+        if name.endswith("experts.gate_up_proj"):
+            dense = [torch.cat(pair) for pair in zip(dense[:6], dense[6:], strict=True)]
+        tensors[name] = torch.stack(dense) if ".experts." in name else dense[0]
+    save_file(tensors, checkpoint / "model.safetensors")
+    expected = all_logits(load(checkpoint), [[1, 2, 3]])
+    save_file(stored, checkpoint / "model.safetensors")
+    (checkpoint / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    model = load(checkpoint)
+    assert sum(source.format is not None for source in model.parameters.sources) == 2 * (4 + 3 + 3 * 6)
     assert torch.equal(all_logits(model, [[1, 2, 3]]), expected)
 
 

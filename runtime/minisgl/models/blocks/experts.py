@@ -11,12 +11,14 @@ from minisgl.layers import activation
 from minisgl.layers.activation import GATED_ACTIVATIONS, GatedActivation, silu_and_mul
 from minisgl.layers.weights.allocate import (
     ExpertNames,
+    Experts,
     allocate,
     allocate_experts,
     allocate_interleaved_experts,
     allocate_stacked_experts,
 )
 from minisgl.layers.weights.dense import DenseWeight
+from minisgl.layers.weights.formats import Fp8Channels
 from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
@@ -164,16 +166,22 @@ class FeedForwardBesideExperts:
         self.router = DenseWeight(parameters.replicated(f"{name}.router.proj.weight", moe.num_experts, hidden))
         self.router_scale = parameters.replicated(f"{name}.router.scale", hidden)
         self.expert_scales = parameters.replicated(f"{name}.router.per_expert_scale", moe.num_experts)
+        self.experts = self._allocate_experts(parameters, f"{name}.experts", moe, hidden, parallel)
+
+    @staticmethod
+    def _allocate_experts(
+        parameters: Parameters, name: str, moe: MoeConfig, hidden: int, parallel: TensorParallel
+    ) -> Experts:
+        """Tools that quantize write tensors for each expert; otherwise two tensors have all of a layer."""
         size = moe.intermediate_size
-        self.experts = allocate_stacked_experts(
-            parameters,
-            f"{name}.experts.gate_up_proj",
-            f"{name}.experts.down_proj",
-            moe.num_experts,
-            hidden,
-            size,
-            parallel.shard(size),
-        )
+        each_expert = [
+            ExpertNames(*(f"{name}.{i}.{each}_proj" for each in ("gate", "up", "down"))) for i in range(moe.num_experts)
+        ]
+        stored = parameters.format_of(each_expert[0].gate)
+        if stored is not None and not (isinstance(stored, Fp8Channels) and stored.while_loading):
+            return allocate_experts(parameters, each_expert, hidden, size, parallel.shard(size), keep=False)
+        both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
+        return allocate_stacked_experts(parameters, both, down, moe.num_experts, hidden, size, parallel.shard(size))
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         dense, stream = self.dense.forward(x, residual)
