@@ -15,7 +15,7 @@ from msgspec import Meta
 from minisgl.errors import ModelError
 from minisgl.json_file import check_size
 from minisgl.layers.weights.formats import TensorSpec, unsupported_quantization
-from minisgl.layers.weights.names import own_names
+from minisgl.layers.weights.names import own_names, scale_name
 
 _AGAIN: Final = "download the file again"
 _MAX_INDEX_BYTES: Final = 128 << 20
@@ -73,13 +73,13 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(directory: Path, folders: Iterable[str] = ()) -> dict[str, StoredTensor]:
-    """Stored tensors by `names.own_names`; those of modules in these `folders` by `{folder}/{name}`. Raises ModelError
-    when there are no weights, or a file is truncated or damaged."""
+    """Stored tensors by `names.own_names` and `names.scale_name`; those of modules in these `folders` by
+    `{folder}/{name}`. Raises ModelError when there are no weights, or a file is truncated or damaged."""
     tensors: dict[str, StoredTensor] = {}
     for file in _weight_files(directory):
         tensors.update(_read_header(file))
     own = own_names(tensors)
-    tensors = {own[name]: stored for name, stored in tensors.items()}
+    tensors = {scale_name(own[name], stored.shape): stored for name, stored in tensors.items()}
     for folder in folders:
         for file in _weight_files(directory / folder):
             tensors |= {f"{folder}/{name}": stored for name, stored in _read_header(file).items()}

@@ -102,6 +102,41 @@ def test_experts_stay_in_blocks_on_each_rank(size: int, tmp_path: Path, stays_fp
         assert torch.equal(ours.down.dequantized(torch.float32), dense.experts.down.values.chunk(size, 2)[rank])
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_scale_of_a_whole_tensor_is_that_of_its_channels_or_of_the_blocks_of_an_expert(
+    size: int, tmp_path: Path, stays_fp8: Callable[[bool], None]
+) -> None:
+    """Whatever projections are fused, each keeps its own scale, so nothing is rounded again."""
+    sizes: Any = {"hidden": 256, "intermediate": 512, **MOE}
+    checkpoint = write_tiny_checkpoint(tmp_path / "tensors", "qwen3-moe", quantization="fp8-tensor", **sizes)
+    tensors: dict[str, torch.Tensor] = {}
+    for file in checkpoint.glob("*.safetensors"):
+        tensors |= load_file(file)
+
+    def exact(name: str) -> torch.Tensor:
+        return tensors[f"{name}.weight"].float() * tensors[f"{name}.weight_scale"].float()
+
+    def check(parallel: TensorParallel) -> set[str]:
+        model = load(checkpoint, parallel)
+        layer, prefix = model.layers[1], "model.layers.1"
+        assert isinstance(layer.feed_forward, SparseFeedForward)
+        gate_up, down = layer.feed_forward.experts
+        assert isinstance(gate_up, Fp8Weight) and isinstance(down, Fp8Weight)
+        for index in range(4):
+            expert = f"{prefix}.mlp.experts.{index}"
+            halves = [exact(f"{expert}.{each}_proj").chunk(size)[parallel.rank] for each in ("gate", "up")]
+            assert torch.equal(gate_up.part(index).dequantized(torch.float32), torch.cat(halves))
+            part = exact(f"{expert}.down_proj").chunk(size, 1)[parallel.rank]
+            assert torch.equal(down.part(index).dequantized(torch.float32), part)
+        rows = [exact(f"{prefix}.self_attn.{each}_proj").chunk(size)[parallel.rank] for each in "qkv"]
+        assert torch.equal(layer.attention.qkv.weight.dequantized(torch.float32), torch.cat(rows))
+        assert all_logits(model, SEQUENCES, parallel).isfinite().all()
+        return set(model.parameters.weights_by_type)
+
+    stays_fp8(True)
+    assert run_ranks(size, tmp_path, check) == [{"fp8-block", "fp8-channel"}] * size
+
+
 def test_experts_in_blocks_give_finite_logits(tmp_path: Path, stays_fp8: Callable[[bool], None]) -> None:
     stays_fp8(True)
     config = ModelConfig.read(write(tmp_path, "qwen3-moe", **MOE))

@@ -86,6 +86,25 @@ GPTQ = {"bits": 4, "group_size": 128, "quant_method": "gptq", "sym": True, "desc
             Int4Groups("compressed-tensors", 128, symmetric=True),
         ),
         (QWEN3_FP8 | {"fmt": None, "activation_scheme": None}, Fp8Blocks()),
+        # As Mistral publishes FP8, and as AutoFP8 wrote it.
+        (
+            {
+                "activation_scheme": "static",
+                "dequantize": False,
+                "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+                "quant_method": "fp8",
+                "weight_block_size": None,
+            },
+            Fp8Channels(per_tensor=True, static_inputs=True),
+        ),
+        (
+            {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"},
+            Fp8Channels(per_tensor=True, static_inputs=True),
+        ),
+        (
+            {"activation_scheme": "dynamic", "ignored_layers": ["lm_head"], "quant_method": "fp8"},
+            Fp8Channels(per_tensor=True),
+        ),
         (AWQ | {"modules_to_not_convert": None}, Int4Groups("awq", 128, symmetric=False)),
         (AWQ | {"version": "GEMM"}, Int4Groups("awq", 128, symmetric=False)),
         (AWQ | {"version": None}, Int4Groups("awq", 128, symmetric=False)),
@@ -116,7 +135,7 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
         ({"quant_method": "gguf"}, "gguf"),
         ({"bits": 4}, "quant_method missing"),
         ({**QWEN3_FP8, "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
-        ({**QWEN3_FP8, "weight_block_size": None}, "without weight_block_size"),
+        ({**QWEN3_FP8, "weight_block_size": None, "activation_scheme": None}, "without weight_block_size"),
         ({**QWEN3_FP8, "activation_scheme": "static"}, "static"),
         ({**QWEN3_FP8, "fmt": "e5m2"}, "e5m2"),
         (compressed(args(8, "int", "channel"), args(8, "int", "token", dynamic=True)), "int of 8 bits"),

@@ -346,6 +346,27 @@ def test_a_scale_of_the_whole_tensor_may_have_no_dimension(tmp_path: Path) -> No
     assert torch.equal(all_logits(load(edit(checkpoint, flatten)), [[1, 2, 3]]), expected)
 
 
+@pytest.mark.parametrize("names", [("weight_scale", "input_scale"), ("weight_scale_inv", "activation_scale")])
+def test_one_scale_a_tensor_is_read_under_the_names_of_both_tools(names: tuple[str, str], tmp_path: Path) -> None:
+    """Of AutoFP8, and of transformers as Mistral uses it."""
+    checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", quantization="fp8-tensor")
+    expected = all_logits(load(checkpoint), [[1, 2, 3]])
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for own, name in zip(("weight_scale", "input_scale"), names, strict=True):
+            for each in [each for each in tensors if each.endswith(f".{own}")]:
+                tensors[f"{each.removesuffix(own)}{name}"] = tensors.pop(each)[0].float()
+
+    edit(checkpoint, rename)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    # The scale was stored, and multiplied, in 16 bits.
+    assert (all_logits(load(checkpoint), [[1, 2, 3]]) - expected).norm() < 0.02 * expected.norm()
+    error = failure(edit(checkpoint, lambda tensors: tensors.pop(f"{LAYER}.{names[1]}")))
+    assert error.code == "missing_tensor" and f"{LAYER}.input_scale" in str(error)
+
+
 def test_the_bytes_that_were_read_are_those_of_the_files(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, "qwen2", quantization="fp8-block")
     model = Decoder(ModelConfig.read(checkpoint), TensorParallel(), torch.float32, "cpu")

@@ -77,14 +77,9 @@ class Fp8Channels(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "fp8"
     per_tensor: bool = False
     static_inputs: bool = False
-    """The checkpoint has a scale of each layer's input."""
+    """The checkpoint has a scale of each layer's input, which nothing reads: each row of inputs gets its own."""
     while_loading: bool = False
     """The checkpoint is not quantized; its weights are, while they are loaded."""
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether kernels take weights as they are; others are dequantized while they are loaded."""
-        return not self.per_tensor and not self.static_inputs
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, TensorSpec]:
         if self.while_loading:
@@ -94,7 +89,7 @@ class Fp8Channels(msgspec.Struct, frozen=True):
         return {"weight": TensorSpec((out_features, in_features), ("F8_E4M3",)), **scale, **inputs}
 
     def kept_cost(self, *, experts: bool) -> WeightCost | None:
-        return _FP8_COST if self.has_kernels and not experts else None
+        return _FP8_COST if self.per_tensor or not experts else None
 
 
 class Int4Groups(msgspec.Struct, frozen=True):
@@ -175,8 +170,9 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SUPPORTED: Final = (
-    "FP8 in blocks of 128 × 128 (quant_method fp8), FP8 per channel or per tensor (compressed-tensors), INT4 in "
-    "groups of 32, 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act), and gpt-oss's MXFP4"
+    "FP8 in blocks of 128 × 128 or per tensor (quant_method fp8), FP8 per channel or per tensor (compressed-tensors), "
+    "INT4 in groups of 32, 64 or 128 (compressed-tensors pack-quantized, awq, gptq without desc_act), and gpt-oss's "
+    "MXFP4"
 )
 _GROUP_SIZES: Final = (32, 64, 128)
 _PLAIN_ORDERS: Final = (None, False, "weight", "static")
@@ -239,17 +235,17 @@ def unsupported_quantization(what: str) -> ModelError:
 
 
 def _fp8(found: Mapping[str, Any]) -> Quantization:
-    """Qwen's and DeepSeek's own FP8 checkpoints."""
-    block = found.get("weight_block_size")
-    if block is None:
-        raise unsupported_quantization("fp8 without weight_block_size")
-    if block != [BLOCK, BLOCK]:
+    """Qwen's and DeepSeek's own FP8 checkpoints, in blocks; Mistral's own, and AutoFP8's, per tensor."""
+    block, scheme = found.get("weight_block_size"), found.get("activation_scheme")
+    if block not in (None, [BLOCK, BLOCK]):
         raise unsupported_quantization(f"fp8 with weight_block_size {block!r:.40}")
-    if found.get("activation_scheme") not in (None, "dynamic"):
-        raise unsupported_quantization(f"fp8 in blocks with activation_scheme {found['activation_scheme']!r:.40}")
+    if scheme not in ((None, "dynamic") if block else ("dynamic", "static")):
+        kind = "in blocks" if block else "without weight_block_size"
+        raise unsupported_quantization(f"fp8 {kind} with activation_scheme {scheme!r:.40}")
     if found.get("fmt") not in (None, "e4m3", "float8_e4m3fn"):
         raise unsupported_quantization(f"fp8 with fmt {found['fmt']!r:.40}")
-    return _except_for(Fp8Blocks(), found, "modules_to_not_convert", "ignored_layers")
+    weights = Fp8Blocks() if block else Fp8Channels(per_tensor=True, static_inputs=scheme == "static")
+    return _except_for(weights, found, "modules_to_not_convert", "ignored_layers")
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> Quantization | None:

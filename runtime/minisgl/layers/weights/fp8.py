@@ -44,7 +44,7 @@ _SPREAD: Final = 100.0
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(QuantizedWeight):
     """W [out, in], or that of each expert [experts, out, in], with one scale per block of 128 × 128, or one per output
-    channel. Experts have blocks."""
+    channel. Experts have blocks. A scale of a whole tensor is that of each of its channels or blocks."""
 
     values: torch.Tensor
     """[…, out, in] float8_e4m3fn."""
@@ -54,7 +54,10 @@ class Fp8Weight(QuantizedWeight):
     @classmethod
     def keeps(cls, stored: WeightFormat, matrix: Matrix, *, experts: bool) -> bool:
         if isinstance(stored, Fp8Channels):
-            return stored.has_kernels and not experts and all(size % BLOCK == 0 for size in matrix.shape)
+            parts = [matrix.shape[1], *(each.num_rows for each in matrix.projections)]
+            if experts:
+                return stored.per_tensor and all(size % BLOCK == 0 for size in parts)
+            return all(size % BLOCK == 0 for size in matrix.shape)
         bounds = [matrix.in_features, matrix.columns.start, matrix.columns.stop]
         for each in matrix.projections:
             bounds += [each.out_features, each.rows.start, each.rows.stop]
@@ -63,7 +66,8 @@ class Fp8Weight(QuantizedWeight):
     @classmethod
     def new(cls, new: NewTensor, stored: WeightFormat, *shape: int) -> Self:
         *experts, outputs, inputs = shape
-        scales = (outputs, 1) if isinstance(stored, Fp8Channels) else (outputs // BLOCK, inputs // BLOCK)
+        by_channel = isinstance(stored, Fp8Channels) and not experts
+        scales = (outputs, 1) if by_channel else (outputs // BLOCK, inputs // BLOCK)
         return cls(new(*shape, dtype=torch.float8_e4m3fn), new(*experts, *scales, dtype=torch.float32))
 
     @property
@@ -85,8 +89,7 @@ class Fp8Weight(QuantizedWeight):
             quantized = quantize_channels(values)
             values, scales = quantized.values, quantized.scales
         else:
-            name = "weight_scale" if self.per_channel else "weight_scale_inv"
-            at = (rows,) if self.per_channel else (blocks(rows, BLOCK), blocks(columns, BLOCK))
+            name, at = _scales_of(stored, rows, columns)
             scales = read(name, *at)
             if bool(((values.view(torch.uint8) & E4M3_NAN) == E4M3_NAN).any()):
                 raise NotFiniteError("weight")
@@ -103,14 +106,13 @@ class Fp8Weight(QuantizedWeight):
     @staticmethod
     def dequantize(stored: WeightFormat, read: ReadTensor, rows: slice, columns: slice) -> torch.Tensor:
         values = read("weight", rows, columns)
-        if not isinstance(stored, Fp8Channels):
-            scales = read("weight_scale_inv", blocks(rows, BLOCK), blocks(columns, BLOCK))
-            scales = finite(scales, "weight_scale_inv").float()
-            return values.float() * spread(spread(scales, 0, rows, BLOCK), 1, columns, BLOCK)
-        if stored.while_loading:
+        if isinstance(stored, Fp8Channels) and stored.while_loading:
             return quantize_channels(values).dequantized(torch.float32)
-        scales = finite(read("weight_scale", *(() if stored.per_tensor else (rows, slice(None)))), "weight_scale")
-        return values.to(scales.dtype) * scales
+        name, at = _scales_of(stored, rows, columns)
+        scales = finite(read(name, *at), name)
+        if isinstance(stored, Fp8Channels):
+            return values.to(scales.dtype) * scales
+        return values.float() * spread(spread(scales.float(), 0, rows, BLOCK), 1, columns, BLOCK)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         if self.values.is_cuda and self.values.dim() == 3:
@@ -199,6 +201,13 @@ def _kernels() -> Sequence[Kernel]:
             lambda x, weight, bias, tile: skinny.fp8_linear(x, weight.values, weight.scales, tile, bias),
         ),
     )
+
+
+def _scales_of(stored: WeightFormat, rows: slice, columns: slice) -> tuple[str, tuple[slice, ...]]:
+    """Name of the tensor that has the scales of these weights, and the part of it."""
+    if isinstance(stored, Fp8Channels):
+        return "weight_scale", () if stored.per_tensor else (rows, slice(None))
+    return "weight_scale_inv", (blocks(rows, BLOCK), blocks(columns, BLOCK))
 
 
 def quantize_channels(weight: torch.Tensor) -> Fp8Weight:

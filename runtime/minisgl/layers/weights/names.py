@@ -51,6 +51,16 @@ def stored_names(name: str) -> tuple[str, ...]:
     return name, *others, name.removeprefix("model.")
 
 
+def scale_name(name: str, shape: tuple[int, ...]) -> str:
+    """Name that most tools give to the scale of a whole weight, or of its inputs; transformers has other ones, for the
+    former that of scales of blocks."""
+    if shape not in ((), (1,)):
+        return name
+    if name.endswith(".weight_scale_inv"):
+        return name.removesuffix("_inv")
+    return f"{name.removesuffix('activation_scale')}input_scale" if name.endswith(".activation_scale") else name
+
+
 def is_unused(name: str) -> bool:
     """Whether a tensor of this name changes nothing in any model. A head that is stored although the model has tied
     embeddings equals them."""
