@@ -131,7 +131,8 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "fbgemm_fp8"}, "fbgemm_fp8"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4;"),
+        ({"quant_method": "modelopt_fp4", "quant_algo": "NVFP4_AWQ"}, "modelopt_fp4 NVFP4_AWQ;"),
         ({"quant_method": "gguf"}, "gguf"),
         ({"bits": 4}, "quant_method missing"),
         ({**QWEN3_FP8, "weight_block_size": [64, 64]}, r"weight_block_size \[64, 64\]"),
@@ -141,7 +142,15 @@ def test_formats_of_published_checkpoints_are_found(config: dict[str, Any], expe
         (compressed(args(8, "int", "channel"), args(8, "int", "token", dynamic=True)), "int of 8 bits"),
         (
             compressed(args(4, "float", "tensor_group", group_size=16), None, format="nvfp4-pack-quantized"),
-            "nvfp4-pack-quantized: weights float of 4 bits",
+            "nvfp4-pack-quantized: weights float of 4 bits, inputs in 16 bits;",
+        ),
+        (
+            compressed(
+                args(4, "float", "tensor_group", group_size=16),
+                args(4, "float", "tensor_group", group_size=16, dynamic="local"),
+                format="nvfp4-pack-quantized",
+            ),
+            "nvfp4-pack-quantized: weights float of 4 bits, inputs float of 4 bits;",
         ),
         (compressed(args(4, "int", "channel"), None, format="pack-quantized"), "strategy channel"),
         (

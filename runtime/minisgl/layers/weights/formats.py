@@ -212,7 +212,9 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
         raise ModelError("invalid_config", f"config.json: quantization_config is {found!r:.80}, not an object")
     method = found.get("quant_method")
     if not isinstance(method, str) or method not in READERS:
-        raise unsupported_quantization(f"{method or 'quant_method missing'}")
+        # ModelOpt's name of the format, such as NVFP4.
+        algorithm = f" {found['quant_algo']!s:.40}" if found.get("quant_algo") else ""
+        raise unsupported_quantization(f"{method or 'quant_method missing'}{algorithm}")
     return READERS[method](found)
 
 
