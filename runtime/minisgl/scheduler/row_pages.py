@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
+from minisgl.kv_layout import row_pages
 from minisgl.scheduler.pages import NO_PAGES, UNLIMITED, Owner, PagePool, Room
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.radix_cache import RadixCache
@@ -31,6 +32,8 @@ class RowPages:
     """The page pool and the prefix cache, and which cached prefix each row has locked."""
 
     def __init__(self, config: SchedulerConfig, table: RequestTable, counters: Counters) -> None:
+        """Raises ValueError for a pool that cannot hold one request."""
+        _check_sizes(config)
         self.pool = PagePool(config.num_pages, np.random.default_rng(config.audit_seed) if config.audit else None)
         self.windows = None if config.window is None else WindowPages(config)
         """Pages of layers with a window; None: they are those of all layers."""
@@ -214,3 +217,19 @@ class RowPages:
         self.pool.release(pages)
         self._counters.evicted_pages += len(pages)
         return len(pages)
+
+
+def _check_sizes(config: SchedulerConfig) -> None:
+    page = config.page_size
+    if config.num_pages * page < config.max_model_len:
+        raise ValueError(
+            f"{config.num_pages} pages of {page} tokens cannot hold one request of max_model_len "
+            f"{config.max_model_len}; lower max_model_len or give the pool more memory"
+        )
+    if config.window is not None:
+        most = min(-(-config.max_model_len // page), row_pages(config.window, page) + 2)
+        if config.num_window_pages < most:
+            raise ValueError(
+                f"{config.num_window_pages} pages for layers with a window of {config.window} tokens cannot hold "
+                f"the {most} of one request; give the pool more memory"
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -13,10 +12,10 @@ import numpy as np
 
 from minisgl.config import SchedulerConfig
 from minisgl.errors import CodedError
-from minisgl.kv_layout import row_pages
 from minisgl.scheduler.admission import Admission
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.constrained import NOTHING_TO_CONSUME, BeginRows, Compiled, ConstrainedRequests, Consuming
+from minisgl.scheduler.deadlines import Deadlines
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
@@ -87,19 +86,6 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, epoch: int = 0, compiler: ConstraintCompiler | None = None) -> None:
         """`compiler`: see ConstrainedRequests."""
-        page = config.page_size
-        if config.num_pages * page < config.max_model_len:
-            raise ValueError(
-                f"{config.num_pages} pages of {page} tokens cannot hold one request of max_model_len "
-                f"{config.max_model_len}; lower max_model_len or give the pool more memory"
-            )
-        if config.window is not None:
-            most = min(-(-config.max_model_len // page), row_pages(config.window, page) + 2)
-            if config.num_window_pages < most:
-                raise ValueError(
-                    f"{config.num_window_pages} pages for layers with a window of {config.window} tokens cannot hold "
-                    f"the {most} of one request; give the pool more memory"
-                )
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -109,7 +95,7 @@ class Scheduler:
             rows=config.max_running,
             # A pooled output takes the place of the token behind a text of any length.
             max_length=config.max_model_len + (config.pooling is not None),
-            max_pages=-(-config.max_model_len // page),
+            max_pages=-(-config.max_model_len // config.page_size),
             vocab_size=config.vocab_size,
             eos_ids=config.eos_token_ids,
         )
@@ -123,9 +109,9 @@ class Scheduler:
         self._notices = StepOutput.without_tokens([], [])
         """Failures and acceptances that clients are not told yet."""
         self._unfinished: dict[bytes, Request] = {}
-        self._deadlines: list[tuple[float, int, bytes]] = []
+        self._deadlines = Deadlines(self._unfinished)
         self._launched: deque[_Launched] = deque()
-        self._shared_prefixes = SharedPrefixes(page)
+        self._shared_prefixes = SharedPrefixes(config.page_size)
         self._ordered_key: bytes | None = None
         self._ordered: IntArray = NO_PAGES
         self._arrivals = 0
@@ -175,12 +161,7 @@ class Scheduler:
         if not is_held:
             self.queue.push(request)
         self._unfinished[request.id] = request
-        if request.deadline is not None:
-            # Not the request itself, whose constraint would keep memory after the answer.
-            heapq.heappush(self._deadlines, (request.deadline, request.arrival, request.id))
-            if len(self._deadlines) > 2 * len(self._unfinished) + 64:
-                self._deadlines = [entry for entry in self._deadlines if self._awaited(*entry[1:])]
-                heapq.heapify(self._deadlines)
+        self._deadlines.add(request)
         return not is_held
 
     def _is_full(self, tenant: bytes) -> bool:
@@ -225,17 +206,10 @@ class Scheduler:
     def expire(self) -> list[Failure]:
         """End the requests whose deadline has passed."""
         failures = []
-        while self._deadlines and self._deadlines[0][0] <= self.now:
-            _, arrival, request_id = heapq.heappop(self._deadlines)
-            if (request := self._awaited(arrival, request_id)) is not None:
-                self.abort(request_id)
-                failures.append(Failure(request.client, request_id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
+        for request in self._deadlines.passed(self.now):
+            self.abort(request.id)
+            failures.append(Failure(request.client, request.id, "deadline_exceeded", DEADLINE_EXCEEDED_MESSAGE))
         return failures
-
-    def _awaited(self, arrival: int, request_id: bytes) -> Request | None:
-        """The request with this number, unless it has ended: then another one may have its id."""
-        request = self._unfinished.get(request_id)
-        return request if request is not None and request.arrival == arrival else None
 
     def plan(self) -> StepPlan | None:
         """Plan the next step. None when no row can run before a launched step is completed or a request arrives."""
