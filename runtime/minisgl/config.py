@@ -218,6 +218,8 @@ class EngineSizes(msgspec.Struct, frozen=True, kw_only=True):
     the same pages, since none has a window."""
     num_window_pages: Index = 0
     """Pages of layers with a window."""
+    checkpoints: Index | None = None
+    """Checkpoints of recurrent states: with one, a sequence can begin behind its prefix. None: no layer has a state."""
     max_running: Rows
     max_model_len: Count
     vocab_size: Count

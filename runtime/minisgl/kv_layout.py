@@ -1,7 +1,8 @@
 """Sizes of the KV cache: what pages take, how many a sequence holds, and how memory is divided among them. Pure.
 
 Layers that attend to all tokens of a sequence need all of its pages. Layers with a window need the last ones, so they
-have pages of their own, and those behind the window are released. A model may have layers of one kind only.
+have pages of their own, and those behind the window are released. A model may have layers of one kind only. Layers with
+a recurrent state need no pages, but a sequence can begin behind a cached prefix only at a checkpoint of their states.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _LAUNCHED_STEPS: Final = 2
 _LAUNCHED_SHARE: Final = 0.125
 """Most pages, relative to those of all layers, for prompt tokens of launched steps: steps are shorter otherwise."""
 _LEAST_CHECKPOINT_PAGES: Final = 4
+_STATE_CHECKPOINTS: Final = 2
+"""Checkpoints of a typical cached sequence: at the end of its prompt, and at that of its answer."""
 KEPT_BEHIND: Final = 1
 """Pages that a row keeps behind its window: a request that continues may find a prefix that is one page shorter, since
 its last token is always computed."""
@@ -55,6 +58,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a page in all layers with a window."""
     window: int | None = None
     """The longest window of a layer; None: no layer has one."""
+    state_bytes: int = 0
+    """Bytes of the recurrent states of a sequence, in all layers that have one."""
     max_model_len: int
     max_running: int
     max_step_tokens: int
@@ -65,13 +70,27 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.page_size)
 
     def pool_bytes(self, pages: PoolPages) -> int:
+        """Bytes of a pool, with the states of all rows, those of padding included, and their checkpoints."""
+        states = self.max_running + 1 + self.checkpoints(pages.full)
+        return self._page_bytes(pages) + states * self.state_bytes
+
+    def _page_bytes(self, pages: PoolPages) -> int:
         return pages.full * self.full_bytes + pages.window * self.window_bytes
 
     def sequence_bytes(self, tokens: int) -> int:
         """Bytes that a sequence of `tokens` tokens holds between two steps of its answer."""
         pages = -(-tokens // self.page_size)
         held = 0 if self.window is None else min(pages, row_pages(self.window, self.page_size))
-        return self.pool_bytes(PoolPages(pages, held))
+        return self._page_bytes(PoolPages(pages, held)) + self.state_bytes
+
+    def checkpoints(self, full: int) -> int:
+        """Checkpoints of recurrent states beside `full` pages; 0 if no layer has such a state. Those of the cached
+        sequences that the pages hold if these are typical, and one for each row, at the last end of a block of its
+        answer."""
+        if not self.state_bytes:
+            return 0
+        typical = min(TYPICAL_TOKENS, self.max_model_len)
+        return self.max_running + _STATE_CHECKPOINTS * -(-full * self.page_size // typical)
 
     def window_pages(self, full: int) -> int:
         """Pages of layers with a window beside `full` pages of the others; 0 if no layer has a window.
@@ -109,7 +128,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
             full = _largest(self.pages_per_row, lambda pages: self._holds(available, pages, self.least_window(pages)))
         if self.window is None:
             return PoolPages(full, 0)
-        rest = (available - full * self.full_bytes) // self.window_bytes
+        rest = (available - self.pool_bytes(PoolPages(full, 0))) // self.window_bytes
         return PoolPages(full, max(min(full, rest), 0))
 
     def least_window(self, full: int) -> int:

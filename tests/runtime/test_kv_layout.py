@@ -94,6 +94,31 @@ def test_the_pages_fit_and_hold_the_longest_sequence_if_any_do(
         assert pages.window >= layout.least_window(min(pages.full, longest))
 
 
+@given(
+    state_bytes=st.sampled_from([1, 10_000, 10**6]),
+    max_model_len=st.integers(1, 300_000),
+    max_running=st.integers(1, 300),
+    available=st.integers(0, 10**9),
+)
+def test_recurrent_states_and_their_checkpoints_fit_beside_the_pages(
+    state_bytes: int, max_model_len: int, max_running: int, available: int
+) -> None:
+    layout = KVLayout(
+        page_size=64,
+        full_bytes=1000,
+        state_bytes=state_bytes,
+        max_model_len=max_model_len,
+        max_running=max_running,
+        max_step_tokens=8192,
+    )
+    pages = layout.pages_for(available)
+    if pages.full:
+        assert layout.pool_bytes(pages) <= available
+        assert layout.checkpoints(pages.full) > max_running
+    if pages.full < max_running * layout.pages_per_row:
+        assert layout.pool_bytes(PoolPages(pages.full + 1, 0)) > available
+
+
 @given(st.integers(1, 300), st.integers(1, 128))
 def test_a_row_holds_the_pages_that_its_next_token_attends_to(window: int, page_size: int) -> None:
     needed = [position // page_size - max(position - window + 1, 0) // page_size + 1 for position in range(1000)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from minisgl.scheduler.checkpoints import NO_CHECKPOINT
 from minisgl.scheduler.pages import Owner
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import Phase
@@ -22,6 +23,8 @@ def check(scheduler: Scheduler) -> None:
 
     if scheduler.pages.windows is not None:
         check_windows(scheduler, rows)
+    if scheduler.pages.states is not None:
+        check_states(scheduler, rows)
     cached: set[int] = set()
     if isinstance(scheduler.pages.cache, RadixCache):
         cached = check_radix(scheduler.pages.cache)
@@ -83,6 +86,26 @@ def check_windows(scheduler: Scheduler, rows: list[int]) -> None:
     assert windows.evictable == len(idle)
     queued = {entry for queue in windows._queues for entry in queue}
     assert all((number, int(windows._since[number])) in queued for number in idle), "a page was forgotten"
+
+
+def check_states(scheduler: Scheduler, rows: list[int]) -> None:
+    """Check the checkpoints of recurrent states: each is free, a row's, or of one cached prefix, in whole blocks."""
+    states, cache = scheduler.pages.states, scheduler.pages.cache
+    assert states is not None
+    if not isinstance(cache, RadixCache):
+        return
+    checkpoints = cache.checkpoints
+    assert checkpoints is not None
+    cached = {node.checkpoint: node for node in cache.nodes() if node.checkpoint != NO_CHECKPOINT}
+    assert cached == checkpoints._prefixes and cached.keys() == checkpoints._values.keys(), "cache and pool disagree"
+    assert all(cache.resumable(node)[1] * cache.page_size % states.block == 0 for node in cached.values())
+    held = []
+    for slot, row in enumerate(states._rows):
+        own = [*row.saved.values(), *([row.answer] if row.answer != NO_CHECKPOINT else [])]
+        assert slot in rows or not own, "a row that is not in use holds checkpoints"
+        held += own
+    every = sorted([*checkpoints._free, *cached, *held])
+    assert every == list(range(scheduler.config.checkpoints or 0)), "a checkpoint is lost or has two owners"
 
 
 def check_radix(cache: RadixCache) -> set[int]:

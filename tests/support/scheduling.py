@@ -94,14 +94,16 @@ class Harness:
         step_seconds: Callable[[StepPlan], float] = lambda plan: 1e-3,
         window: int | None = None,
         window_pages: int = 0,
+        checkpoints: int | None = None,
     ) -> None:
         """`step_seconds`: time that a step takes on a clock of the engine's own. `window`: that of some layers, with so
-        many pages."""
+        many pages. `checkpoints`: those of recurrent states; None: no layer has one."""
         self.config = SchedulerConfig(
             num_pages=pages,
             page_size=page_size,
             window=window,
             num_window_pages=window_pages,
+            checkpoints=checkpoints,
             max_running=rows,
             max_model_len=max_model_len,
             vocab_size=VOCAB,
@@ -119,6 +121,7 @@ class Harness:
             page_size=page_size,
             window=window,
             num_window_pages=window_pages,
+            checkpoints=checkpoints,
             max_running=rows,
             max_model_len=max_model_len,
             vocab_size=VOCAB,

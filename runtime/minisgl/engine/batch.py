@@ -60,6 +60,8 @@ class DeviceStep:
     """[3, V]"""
     poison_window_pages: torch.Tensor
     """[Y]"""
+    state_changes: torch.Tensor
+    """[4, K]"""
     changes: DeviceChanges | None
     cascade: CascadeTables | None
 
@@ -195,8 +197,9 @@ class PackedStep:
 
     def _update_parts(self) -> list[IntArray]:
         plan = self._plan
+        pages = plan.page_updates.ravel(), self._new_rows, plan.poison_pages
         windows = plan.window_updates.ravel(), plan.poison_window_pages
-        return [plan.page_updates.ravel(), self._new_rows, plan.poison_pages, *windows, self.processors.packed()]
+        return [*pages, *windows, plan.state_changes.ravel(), self.processors.packed()]
 
     @property
     def depends_on_lengths(self) -> bool:
@@ -237,6 +240,7 @@ class PackedStep:
             poison_pages=next(parts),
             window_updates=next(parts).view(3, -1),
             poison_window_pages=next(parts),
+            state_changes=next(parts).view(4, -1),
             changes=self.processors.view(next(parts)),
         )
 

@@ -131,6 +131,7 @@ class _EngineBuilder:
     _max_model_len: int
     _report: Progress
     _clock: StartClock
+    _states: RecurrentStates | None = None
 
     def build(self) -> CpuEngine | CudaEngine | PoolingEngine:
         """Run all phases. Raises as `create_engine`."""
@@ -150,8 +151,6 @@ class _EngineBuilder:
         self._load(model.parameters)
         clock.end("load", device)
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
-        # Before the KV pool, which takes a share of the memory that is left.
-        self._states = self._new_states(model)
         shapes = attention_shapes(
             model.config,
             parallel.size,
@@ -180,6 +179,7 @@ class _EngineBuilder:
         if preload is not None:
             self._warm_up(compile_log)
         pages = self._pages()
+        self._states = self._new_states(pages.full)
         clock.end("warm_up", device)
         tokens = pages.full * page_size
         self._check_pool(tokens)
@@ -210,7 +210,7 @@ class _EngineBuilder:
             if pooler is not None
             else tuple((size.decode, size.tokens) for size in self._prefill_graphs),
             pooling=None if self._pooling is None else _pooled_output(self._pooling),
-            recurrent=self._states is not None,
+            checkpoints=None if self._states is None else self._layout.checkpoints(pages.full),
         )
         if pooler is not None:
             texts = PagedTexts(runner, pooler, self._prefill_graphs)
@@ -316,17 +316,17 @@ class _EngineBuilder:
         assert isinstance(model, Decoder), "encoders compute whole texts"
         return model, pooler
 
-    def _new_states(self, model: Decoder) -> RecurrentStates | None:
-        """States of all rows, the dummy row included; None: no layer has linear attention."""
-        shapes = state_shapes(model.config, self._parallel.size)
+    def _new_states(self, full_pages: int) -> RecurrentStates | None:
+        """States of all rows, the dummy row included, and their checkpoints beside so many pages; None: no layer has
+        linear attention."""
+        shapes = state_shapes(self._model_config, self._parallel.size)
         if not shapes:
             return None
-        dtype, rows = model.parameters.dtype, self._config.max_running
-        logger.info(
-            "recurrent states of %d rows take up to %.1f MiB; there is no prefix cache",
-            *(rows, rows * sum(shape.num_bytes(dtype) for shape in shapes) / 2**20),
-        )
-        return RecurrentStates(shapes, rows + 1, dtype, self._device)
+        rows, checkpoints = self._config.max_running, self._layout.checkpoints(full_pages)
+        mib = (rows + checkpoints) * self._layout.state_bytes / 2**20
+        logger.info("recurrent states of %d rows and %d checkpoints take up to %.1f MiB", rows, checkpoints, mib)
+        dtype = self._model.parameters.dtype
+        return RecurrentStates(shapes, rows + 1, dtype, self._device, checkpoints=checkpoints)
 
     def _load(self, parameters: Parameters) -> None:
         config = self._config

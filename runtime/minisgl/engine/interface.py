@@ -14,8 +14,6 @@ from minisgl.wire.status import DataTypes
 class EngineLimits(EngineSizes, frozen=True, kw_only=True):
     """Sizes of the started engine, equal on all ranks."""
 
-    recurrent: bool = False
-    """Layers have a state that only the tokens before lead to: no prefix of a sequence can be that of another."""
 
     @property
     def task(self) -> Task:

@@ -157,6 +157,8 @@ class Runner:
             self.tables.set_pages(step.page_updates)
         if step.window_updates.shape[1]:
             self.tables.set_window_pages(step.window_updates)
+        if self._states is not None:
+            self._states.change(step.state_changes)
 
     def attention_batch(self, packed: PackedStep, step: DeviceStep) -> AttentionBatch:
         """The step as attention backends read it."""

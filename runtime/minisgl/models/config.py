@@ -130,7 +130,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         tokens."""
         wide = self.dtype_on(config.device, config.dtype) == "float32"
         page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
-        number_bytes = 1 if config.kv_cache_dtype == "fp8" else 4 if wide else 2
+        activation_bytes = 4 if wide else 2
+        number_bytes = 1 if config.kv_cache_dtype == "fp8" else activation_bytes
         full, in_window, windows = 0, 0, [0]
         for of in (self.attentions[layer] for layer in {*self.kv_layers}):
             size = page_size * number_bytes * _kv_numbers(of, config.tensor_parallel)
@@ -145,6 +146,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             full_bytes=full,
             window_bytes=in_window,
             window=max(windows) or None,
+            state_bytes=sum(of.state_bytes(activation_bytes) for of in self.recurrences) // config.tensor_parallel,
             max_model_len=max_model_len,
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,

@@ -97,6 +97,11 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, kw_only=True):
     def value_width(self) -> int:
         return self.num_value_heads * self.value_dim
 
+    def state_bytes(self, number_bytes: int) -> int:
+        """Bytes of a sequence's state, whose inputs of the convolution take `number_bytes` each."""
+        inputs = (self.kernel_size - 1) * (2 * self.key_width + self.value_width)
+        return inputs * number_bytes + 4 * self.key_dim * self.value_width
+
 
 class FeedForwardConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Dense feed-forward of one layer."""

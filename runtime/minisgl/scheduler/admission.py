@@ -77,6 +77,9 @@ class Admission:
         if self.keeps_row_from(request, self._table.num_free_rows, now):
             return None
         prefix = self._pages.lock_prefix(request)
+        if self._pages.awaits_state(request, prefix):
+            self._pages.unlock(prefix)
+            return None
         cached = prefix.pages
         needed = self._missing_pages(request, cached)
         if self._table.num_in_use and not self._pages.room.holds(self._expected_need(request, prefix, needed)):

@@ -36,6 +36,11 @@ class PrefixCache(Protocol):
         before any other call changes the cache."""
         ...
 
+    def resumable(self, handle: Any) -> tuple[Any, int]:
+        """Longest prefix of `handle` with a checkpoint of recurrent states, or the empty one, and its number of
+        pages."""
+        ...
+
     def lock(self, handle: Any) -> None:
         """Keep the pages of the prefix `handle` until as many calls of `unlock`."""
         ...
@@ -91,6 +96,9 @@ class NaiveCache:
 
     def match(self, tokens: IntArray, salt: bytes = b"") -> tuple[None, IntArray]:
         return None, NO_PAGES
+
+    def resumable(self, handle: None) -> tuple[None, int]:
+        return None, 0
 
     def lock(self, handle: None) -> None:
         pass

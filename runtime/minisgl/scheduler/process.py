@@ -59,14 +59,12 @@ def pack_epoch(epoch: tuple[int, int]) -> int:
 def scheduler_config(engine: EngineConfig, limits: EngineLimits) -> SchedulerConfig:
     """Configuration of the scheduler for an engine with these `limits`, which was started with `engine`."""
     whole_text = limits.max_model_len if limits.pooling is not None and limits.pooling.whole_texts else 0
-    fields = msgspec.structs.asdict(limits)
-    recurrent = fields.pop("recurrent")
     return SchedulerConfig(
-        **fields,
+        **msgspec.structs.asdict(limits),
         max_step_tokens=max(engine.max_step_tokens, whole_text),
         target_itl_ms=engine.target_itl_ms,
         overlap=engine.overlap,
-        cache="naive" if whole_text or recurrent else engine.cache,
+        cache="naive" if whole_text else engine.cache,
         audit=engine.audit,
     )
 

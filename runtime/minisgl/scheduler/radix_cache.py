@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from minisgl.scheduler.checkpoints import NO_CHECKPOINT, Checkpoints
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.scheduler.window_pages import ABSENT, NO_REFERENCES, References, WindowPages
 from minisgl.wire.plan import IntArray
@@ -15,9 +16,10 @@ from minisgl.wire.plan import IntArray
 
 class Node:
     """Edge of the tree: `tokens` continue the parent's prefix, and `pages` hold their KV. `windows` refers to their
-    pages of layers with a window; it is empty in a cache without these."""
+    pages of layers with a window; it is empty in a cache without these. `checkpoint` is that of the recurrent states
+    behind its tokens, if it has one."""
 
-    __slots__ = ("children", "last_used", "locks", "pages", "parent", "tokens", "windows")
+    __slots__ = ("checkpoint", "children", "last_used", "locks", "pages", "parent", "tokens", "windows")
 
     def __init__(
         self, parent: Node | None, tokens: IntArray, pages: IntArray, windows: References, last_used: int
@@ -26,9 +28,15 @@ class Node:
         self.tokens = tokens
         self.pages = pages
         self.windows = windows
+        self.checkpoint = NO_CHECKPOINT
         self.children: dict[bytes, Node] = {}
         self.locks = 0
         self.last_used = last_used
+
+    def saved_pages(self) -> int:
+        """Pages between this prefix and the last checkpoint before it."""
+        assert self.parent is not None
+        return _distance(self, _resumable(self.parent))
 
 
 class _SaltedRoot(Node):
@@ -48,9 +56,12 @@ class RadixCache:
     `evictable_pages` counts the pages of all unlocked nodes; every unlocked leaf has an entry in the heap with its
     current `last_used`. Other heap entries are stale and skipped."""
 
-    def __init__(self, page_size: int, windows: WindowPages | None = None) -> None:
-        """`windows`: pages of layers with a window."""
+    def __init__(
+        self, page_size: int, windows: WindowPages | None = None, checkpoints: Checkpoints | None = None
+    ) -> None:
+        """`windows`: pages of layers with a window. `checkpoints`: those of recurrent states."""
         self.page_size = page_size
+        self.checkpoints = checkpoints
         self._windows = windows
         self.root = Node(None, NO_PAGES, NO_PAGES, NO_REFERENCES, 0)
         self.salted: dict[bytes, _SaltedRoot] = {}
@@ -67,6 +78,18 @@ class RadixCache:
             root = self.salted.get(salt) or self.salted.setdefault(salt, _SaltedRoot(salt))
         node, matched, path = self._walk(root, tokens)
         return node, np.concatenate(path) if matched else NO_PAGES
+
+    def find(self, tokens: IntArray, salt: bytes = b"") -> Node | None:
+        """Handle of whole pages of `tokens`; None: the cache does not have all of them."""
+        if salt and salt not in self.salted:
+            return None
+        node, pages = self.match(tokens, salt)
+        return node if len(pages) and len(pages) * self.page_size == len(tokens) else None
+
+    def resumable(self, handle: Node) -> tuple[Node, int]:
+        """Longest prefix of `handle` with a checkpoint, or the empty one, and its number of pages."""
+        node = _resumable(handle)
+        return node, _distance(node, None)
 
     def lock(self, handle: Node) -> None:
         self._clock += 1
@@ -151,6 +174,7 @@ class RadixCache:
                 continue
             if len(node.pages) > missing:
                 # The first pages of the node remain a valid prefix: only its tail is evicted.
+                self._drop_checkpoint(node)
                 taken.append(node.pages[-missing:])
                 windows.append(node.windows[-missing:])
                 node.pages, node.windows = node.pages[:-missing], node.windows[:-missing]
@@ -158,6 +182,7 @@ class RadixCache:
                 missing = 0
             else:
                 heapq.heappop(self._heap)
+                self._drop_checkpoint(node)
                 taken.append(node.pages)
                 windows.append(node.windows)
                 missing -= len(node.pages)
@@ -183,6 +208,7 @@ class RadixCache:
         for node in gone:
             gone += node.children.values()
             node.parent = None
+            self._drop_checkpoint(node)
         pages = np.concatenate([node.pages for node in gone])
         if self._windows is not None:
             self._windows.drop(np.concatenate([node.windows for node in gone]))
@@ -199,6 +225,10 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def _drop_checkpoint(self, node: Node) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.drop(node)
 
     def _walk(self, node: Node, tokens: IntArray) -> tuple[Node, int, list[IntArray]]:
         """Follow `tokens` down from `node`; split the last node where it matches in part. Returns the node reached, the
@@ -258,3 +288,19 @@ class RadixCache:
         leaf.parent = None
         self._nodes -= 1
         self._push_evictable(parent)
+
+
+def _resumable(node: Node) -> Node:
+    """The node or the next one above it with a checkpoint, or the root."""
+    while node.parent is not None and node.checkpoint == NO_CHECKPOINT:
+        node = node.parent
+    return node
+
+
+def _distance(node: Node | None, above: Node | None) -> int:
+    """Pages between a node and one of those above it; None: all down from the root."""
+    pages = 0
+    while node is not None and node is not above:
+        pages += len(node.pages)
+        node = node.parent
+    return pages

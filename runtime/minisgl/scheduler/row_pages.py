@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
 from minisgl.kv_layout import row_pages
+from minisgl.scheduler.checkpoints import Checkpoints
 from minisgl.scheduler.pages import NO_PAGES, UNLIMITED, Owner, PagePool, Room
 from minisgl.scheduler.prefix_cache import NaiveCache, PrefixCache
 from minisgl.scheduler.radix_cache import RadixCache
 from minisgl.scheduler.request import Phase, Request, RequestTable
+from minisgl.scheduler.row_states import RowStates
 from minisgl.scheduler.window_pages import ABSENT, NO_REFERENCES, WindowPages
 from minisgl.wire.messages import Counters
 from minisgl.wire.plan import IntArray
@@ -26,6 +28,8 @@ class LockedPrefix(NamedTuple):
     pages: IntArray
     windows: IntArray
     """The last of its pages in layers with a window."""
+    matched: int
+    """Number of pages that the cache has of the request's tokens: more than `pages` where states are missing."""
 
 
 class RowPages:
@@ -37,8 +41,13 @@ class RowPages:
         self.pool = PagePool(config.num_pages, np.random.default_rng(config.audit_seed) if config.audit else None)
         self.windows = None if config.window is None else WindowPages(config)
         """Pages of layers with a window; None: they are those of all layers."""
-        is_radix = config.cache == "radix"
-        self.cache: PrefixCache = RadixCache(config.page_size, self.windows) if is_radix else NaiveCache()
+        radix = None
+        if config.cache == "radix":
+            checkpoints = None if config.checkpoints is None else Checkpoints(config.checkpoints, audit=config.audit)
+            radix = RadixCache(config.page_size, self.windows, checkpoints)
+        self.cache: PrefixCache = NaiveCache() if radix is None else radix
+        self.states = None if config.checkpoints is None else RowStates(config, table, radix)
+        """Recurrent states of rows; None: no layer has one."""
         self._table = table
         self._counters = counters
         self._page_size = config.page_size
@@ -71,7 +80,10 @@ class RowPages:
         """Lock the longest cached prefix of a request, which it can continue. Pass it to `attach` or `unlock`."""
         tokens, salt, windows = request.cacheable_tokens, request.cache_salt, self.windows
         handle, pages = self.cache.match(tokens, salt)
-        read = NO_PAGES
+        matched, read = len(pages), NO_PAGES
+        if self.states is not None:
+            handle, usable = self.cache.resumable(handle)
+            pages = pages[:usable]
         if windows is not None and len(pages):
             references = self.cache.windows(handle)
             usable = windows.num_usable(references)
@@ -79,12 +91,20 @@ class RowPages:
                 handle, pages = self.cache.match(tokens[: usable * self._page_size], salt)
             read = windows.read(references[:usable])
         self.cache.lock(handle)
-        return LockedPrefix(handle, pages, read)
+        return LockedPrefix(handle, pages, read, matched)
 
     def unlock(self, prefix: LockedPrefix) -> None:
         if self.windows is not None:
             self.windows.unread(prefix.windows)
         self.cache.unlock(prefix.handle)
+
+    def awaits_state(self, request: Request, prefix: LockedPrefix) -> bool:
+        """Whether the plan that is made now saves a state with which the request could begin further behind its
+        locked prefix, in the next plan."""
+        if self.states is None:
+            return False
+        lengths = range(len(prefix.pages) * self._page_size + 1, prefix.matched * self._page_size + 1)
+        return self.states.will_save(request, lengths)
 
     def attach(self, slot: int, prefix: LockedPrefix) -> None:
         """Give a locked prefix to the row that begins with it."""
@@ -92,6 +112,8 @@ class RowPages:
         self._detached[slot] = False
         if self.windows is not None:
             self.windows.attach(slot, prefix.windows, len(prefix.pages))
+        if self.states is not None:
+            self.states.attach(slot, prefix.handle, len(prefix.pages), prefix.matched)
 
     def allocate(self, count: int) -> IntArray:
         """`count` ≤ `available` pages for a row."""
@@ -112,10 +134,13 @@ class RowPages:
         end = int(windows.end[slot]) + max(-(-spare // 2), 0)
         return min(wanted, end * self._page_size - int(self._table.computed[slot]))
 
-    def extend_windows(self, slot: int, length: int) -> None:
-        """Give a row pages of layers with a window until it has those of its first `length` tokens."""
+    def extend(self, slot: int, start: int, length: int) -> None:
+        """Let the next plan compute `length` tokens of a row's prompt from `start` on: give it pages of layers with a
+        window for them, and checkpoints of its states."""
         if self.windows is not None:
-            self.windows.extend(slot, -(-length // self._page_size))
+            self.windows.extend(slot, -(-(start + length) // self._page_size))
+        if self.states is not None:
+            self.states.extend(slot, start, length)
 
     def release_behind(self, slots: IntArray, ends: IntArray) -> None:
         """Release pages behind the windows of `slots` [R], whose first `ends` [R] tokens are computed by steps that
@@ -186,6 +211,8 @@ class RowPages:
                     self.windows.cache(windows[known:])
         if self.windows is not None:
             self.windows.release(slot, keep=not damaged)
+        if self.states is not None:
+            self.states.release(slot, damaged=damaged)
         self.cache.unlock(prefix)
         if damaged:
             self.pool.release(self.cache.discard(prefix))

@@ -29,7 +29,17 @@ from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
 from minisgl.scheduler.validation import request_from
 from minisgl.wire.messages import STEP_TOKENS_EDGES, Counters, Pool, PromptLogprobs, Submit
-from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, FloatArray, IntArray, RowLogprobs, StepPlan, StepResult
+from minisgl.wire.plan import (
+    EMPTY,
+    NO_ROWS,
+    NO_STATE_CHANGES,
+    NO_UPDATES,
+    FloatArray,
+    IntArray,
+    RowLogprobs,
+    StepPlan,
+    StepResult,
+)
 
 Segment = tuple[int, int, int, int]
 """Tokens of a prompt in a step: slot, start, length, and 1 if the step samples the next token."""
@@ -262,6 +272,7 @@ class Scheduler:
             logits_processors=processors,
             shared_prefixes=self._shared_prefixes.for_step(self.table.page_table, decode, positions),
             second_texts=self._second_texts(prefill[:, 0]),
+            state_changes=NO_STATE_CHANGES if self.pages.states is None else self.pages.states.take_changes(),
             **self._window_changes(admitted),
         )
         sampled = plan.sampled_slots
@@ -400,6 +411,8 @@ class Scheduler:
             if self.pages.windows is not None:
                 self.pages.windows.grow(growing)
         table.launch_decode(slots, positions)
+        if self.pages.states is not None:
+            self.pages.states.decode(slots, positions)
         return slots, positions
 
     def _shortest_first(self, rows: IntArray) -> IntArray:
@@ -532,7 +545,7 @@ class Scheduler:
         length = budget.grant(start, wanted) if wanted > 0 else 0
         if not length:
             return
-        self.pages.extend_windows(slot, start + length)
+        self.pages.extend(slot, start, length)
         if self._is_shared:
             self._shares.charge(request.tenant, length)
         sample = table.launch_prefill(slot, length)

@@ -23,8 +23,23 @@ SAMPLING_COLUMNS: Final = 7
 EMPTY: Final[IntArray] = np.empty(0, np.int32)
 NO_UPDATES: Final[IntArray] = np.empty((3, 0), np.int32)
 NO_ROWS: Final[IntArray] = np.empty((SAMPLING_COLUMNS, 0), np.int32)
+NO_STATE_CHANGES: Final[IntArray] = np.empty((4, 0), np.int32)
 
-_HEADER: Final = 15
+_HEADER: Final = 16
+
+
+class StateChange:
+    """What a column of `StepPlan.state_changes` does. Plain ints, as the plan has them."""
+
+    LOAD: Final = 0
+    """The slot gets the state of a checkpoint, before the forward pass."""
+    ZERO: Final = 1
+    """The slot gets the state before the first token, before the forward pass."""
+    SAVE: Final = 2
+    """A checkpoint gets the state behind the first tokens of the slot's sequence, the last of which the step
+    computes."""
+    POISON: Final = 3
+    """The engine fills a checkpoint that was freed with NaN, after the loads of its step; only with audit."""
 
 
 class PlanError(ValueError):
@@ -34,11 +49,12 @@ class PlanError(ValueError):
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. All arrays are int32 views into `buffer`: D decode rows, P prefill segments, T prefill tokens,
     U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared prefixes, V updates
-    of the page table of layers with a window, Y poisoned pages of these layers.
+    of the page table of layers with a window, Y poisoned pages of these layers, K changes of recurrent states.
 
-    Execution order within a step: poison, new rows' parameters, page-table updates, then the forward pass. In
-    each layer the KV of *all* tokens of the step is stored before any attention reads it: a segment may start
-    behind a prefix that another segment of the same step computes.
+    Execution order within a step: poison, new rows' parameters, page-table updates, states that are loaded, then the
+    forward pass, which saves states. In each layer the KV of *all* tokens of the step is stored before any attention
+    reads it: a segment may start behind a prefix that another segment of the same step computes. With recurrent states
+    it starts behind a checkpoint that an earlier step has saved.
 
     The input token of a decode row is the last one that the engine sampled for its slot. A step samples the next
     token of all decode rows and then of the prefill segments with `sample` set, in this order. Sampling for a row
@@ -81,6 +97,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     are stale: no layer may read them."""
     poison_window_pages: IntArray
     """[Y] as `poison_pages`, for layers with a window."""
+    state_changes: IntArray
+    """[4, K] StateChange, slot, number of tokens, checkpoint; of a poisoned checkpoint only the last one counts."""
     buffer: IntArray
 
     @property
@@ -114,6 +132,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         second_texts: IntArray = EMPTY,
         window_updates: IntArray = NO_UPDATES,
         poison_window_pages: IntArray = EMPTY,
+        state_changes: IntArray = NO_STATE_CHANGES,
     ) -> StepPlan:
         """Pack the arrays, whose shapes are those of the fields."""
         sizes = (
@@ -128,6 +147,7 @@ class StepPlan(msgspec.Struct, frozen=True):
             len(second_texts),
             window_updates.shape[1],
             len(poison_window_pages),
+            state_changes.shape[1],
         )
         parts = (
             (epoch & 0x7FFFFFFF, epoch >> 31, step & 0x7FFFFFFF, step >> 31, *sizes),
@@ -146,6 +166,7 @@ class StepPlan(msgspec.Struct, frozen=True):
             second_texts,
             window_updates.ravel(),
             poison_window_pages,
+            state_changes.ravel(),
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"), epoch, step, sizes)
 
@@ -162,15 +183,15 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _view(buffer: IntArray, epoch: int, step: int, sizes: Sequence[int]) -> StepPlan:
-        d, p, t, u, n, z, c, x, w, v, y = sizes
+        d, p, t, u, n, z, c, x, w, v, y, k = sizes
         arrays, start = [], _HEADER
-        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, z, c, x, w, 3 * v, y):
+        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, z, c, x, w, 3 * v, y, 4 * k):
             arrays.append(buffer[start : start + length])
             start += length
         if start != len(buffer):
             raise PlanError("the sizes in a plan's header do not add up to its length")
         arrays[7], arrays[8] = arrays[7].reshape(3, u), arrays[8].reshape(SAMPLING_COLUMNS, n)
-        arrays[13] = arrays[13].reshape(3, v)
+        arrays[13], arrays[15] = arrays[13].reshape(3, v), arrays[15].reshape(4, k)
         arrays.append(buffer)
         return StepPlan(epoch, step, *arrays)
 

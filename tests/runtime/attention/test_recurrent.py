@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from minisgl.attention.recurrent import RecurrentStates, Segment, StateShape
 from minisgl.kernels.attention.gated_delta import convolve, many_tokens, one_token
+from minisgl.wire.plan import StateChange
 
 HEADS, KEY, VALUE = 3, 8, 5
 SHAPE = StateShape(key_heads=2, value_heads=4, key_dim=8, value_dim=5, kernel_size=4)
@@ -99,6 +100,8 @@ def test_rows_keep_their_states_however_steps_are_made(data: st.DataObject) -> N
                 if row not in decode
             ]
             spans = [Segment(row, done[row], 1) for row in decode] + pieces
+            new = [(StateChange.ZERO, piece.slot, 0, 0) for piece in pieces if not piece.start]
+            states.change(torch.tensor(new).reshape(-1, 4).T)
             states.begin(torch.tensor(decode, dtype=torch.int32), pieces)
             parts = [
                 torch.cat([whole[span.slot][span.start : span.start + span.length] for span in spans])
@@ -110,3 +113,46 @@ def test_rows_keep_their_states_however_steps_are_made(data: st.DataObject) -> N
                 done[span.slot] += span.length
         for row in range(3):
             torch.testing.assert_close(torch.cat(found[row]), expected[row], rtol=0, atol=1e-5)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_a_sequence_goes_on_from_any_checkpoint(data: st.DataObject) -> None:
+    """Behind a segment of its prompt, in the middle of one, or behind a token of its answer."""
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
+    weight = torch.randn(SHAPE.channels, 4, generator=generator)
+    length = data.draw(st.integers(2, 150))
+    x, gates = torch.randn(length, SHAPE.channels, generator=generator), torch.rand(length, 8, generator=generator)
+    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"), checkpoints=2)
+    no_rows = torch.empty(0, dtype=torch.int32)
+
+    def run(start: int, end: int) -> torch.Tensor:
+        return states.attend(0, x[start:end], weight, -gates[start:end, :4], gates[start:end, 4:])
+
+    prompt = data.draw(st.integers(1, length))
+    cuts = sorted(data.draw(st.lists(st.integers(1, prompt), unique=True, min_size=1, max_size=2)))
+    saves = [(StateChange.SAVE, 0, tokens, checkpoint) for checkpoint, tokens in enumerate(cuts)]
+    states.change(torch.tensor([(StateChange.ZERO, 0, 0, 0), *saves]).T)
+    states.begin(no_rows, [Segment(0, 0, prompt)])
+    parts = [run(0, prompt)]
+    for position in range(prompt, length):
+        if position + 1 == (cuts[0] + length) // 2 and position + 1 > cuts[0]:
+            cuts[0] = position + 1
+            states.change(torch.tensor([(StateChange.SAVE, 0, position + 1, 0)]).T)
+        else:
+            states.change(torch.empty(4, 0))
+        states.begin(torch.tensor([0]), [])
+        parts.append(run(position, position + 1))
+    expected = torch.cat(parts)
+    for checkpoint, tokens in enumerate(cuts):
+        if tokens < length:
+            # Slot 2 has had another sequence.
+            states.change(torch.tensor([(StateChange.LOAD, 2, tokens, checkpoint)]).T)
+            states.begin(no_rows, [Segment(2, tokens, length - tokens)])
+            torch.testing.assert_close(run(tokens, length), expected[tokens:], rtol=0, atol=1e-5)
+    states.change(torch.tensor([(StateChange.LOAD, 1, 1, 0), (StateChange.POISON, 0, 0, 0)]).T)
+    states.begin(no_rows, [Segment(1, 0, 1)])
+    assert run(0, 1).isfinite().all()
+    states.change(torch.tensor([(StateChange.LOAD, 1, 1, 0)]).T)
+    states.begin(no_rows, [Segment(1, 0, 1)])
+    assert not run(0, 1).isfinite().all()

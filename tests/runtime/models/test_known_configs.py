@@ -6,11 +6,9 @@ import math
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
 
 from minisgl.config import EngineConfig
-from minisgl.engine.runner import state_shapes
 from minisgl.errors import ModelError
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.models.build import checkpoint_parameters
@@ -415,7 +413,7 @@ def test_published_hybrids_are_read(name: str, parameters: int, state_mib: float
     assert config.attention.rope is not None
     assert config.attention.rope.rotated_dims(config.attention.head_dim) == 64
     assert checkpoint_parameters(config).num_elements == parameters
-    states = sum(shape.num_bytes(torch.bfloat16) for shape in state_shapes(config, 1))
+    states = sum(of.state_bytes(number_bytes=2) for of in config.recurrences)
     assert states / 2**20 == pytest.approx(state_mib, abs=0.06)
 
 

@@ -36,8 +36,9 @@ _CASES = (
     Case("gemma4", 7, "hit", True, 16, "others", True),
     Case("gemma4, shared layers", 64, "hit", True, 16, "others", True),
     Case("gpt-oss", 7, "hit", True, 16, "others", True),
-    Case("qwen3-next", 64, "naive", False, 16, "alone", False),
-    Case("qwen3.5", 7, "naive", True, 16, "others", True),
+    Case("qwen3-next", 64, "hit", False, 64, "alone", False),
+    Case("qwen3.5", 7, "hit", True, 64, "others", True),
+    Case("qwen3.5-moe", UNLIMITED, "naive", True, 16, "others", True),
 )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from minisgl.kv_layout import row_pages
-from minisgl.scheduler import constrained, shared_prefixes, token_budget
+from minisgl.scheduler import constrained, row_states, shared_prefixes, token_budget
 from minisgl.wire.messages import Thinking
 from minisgl.wire.plan import StepPlan
 from support.constrained import ToyGrammar, allowed_tokens
@@ -56,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             mock.patch.multiple(token_budget, **SMALL_CHUNKS),
             # Shorter prompts wait for their grammars.
             mock.patch.object(constrained, "AHEAD_TOKENS", 4),
+            mock.patch.object(row_states, "CHUNK_TOKENS", 2),
         ]
         for patch in self.patches:
             patch.start()
@@ -71,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefixes=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=14), min_size=1, max_size=3),
         window=st.sampled_from([None, None, 1, 2, 5, 8, 31]),
         window_slack=st.integers(0, 40),
+        checkpoints=st.sampled_from([None, None, 0, 1, 3, 8, 30]),
     )
     def start(
         self,
@@ -84,8 +86,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefixes: list[list[int]],
         window: int | None,
         window_slack: int,
+        checkpoints: int | None,
     ) -> None:
         max_model_len = 32
+        if checkpoints is not None:
+            # No model has both.
+            window = None
         least = 0 if window is None else min(max_model_len // page_size, row_pages(window, page_size) + 2)
         self.harness = Harness(
             pages=(max_model_len + slack) // page_size,
@@ -100,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache=cache,
             window=window,
             window_pages=least + window_slack // page_size if window is not None else 0,
+            checkpoints=checkpoints,
         )
         self.prefixes = prefixes
         self.ended: set[bytes] = set()
@@ -222,7 +229,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=250, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 # Other tests cover the lines; tracing would double the time.
 TestSchedulerMachine = pytest.mark.timeout(900)(pytest.mark.no_cover(SchedulerMachine.TestCase))

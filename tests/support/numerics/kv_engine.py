@@ -5,7 +5,8 @@ is a hash of every KV entry that attention would read, of the request's seed and
 token itself; a prompt token's comes from the KV before it.
 
 Layers with a window store the same numbers in pages of their own. Of these the engine reads only the window of each
-token; there it must find what the other layers have.
+token; there it must find what the other layers have. A recurrent state is the number of the last token, so it must be
+what the KV of the token before says.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import numpy as np
 
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.wire.logits_processors import RowLogitsProcessors, decode_logits_processors
-from minisgl.wire.plan import IntArray, LogprobColumns, PromptLogprobPart, RowLogprobs, StepPlan, StepResult
+from minisgl.wire.plan import (
+    IntArray,
+    LogprobColumns,
+    PromptLogprobPart,
+    RowLogprobs,
+    StateChange,
+    StepPlan,
+    StepResult,
+)
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 MASK = (1 << 64) - 1
@@ -92,6 +101,11 @@ class KvEngine:
         self.page_table = np.full((limits.max_running, pages_per_row), -1, np.int32)
         self.window_kv = np.full((limits.num_window_pages, limits.page_size), POISON, np.uint64)
         self.window_table = self.page_table.copy()
+        self.states = [POISON] * limits.max_running
+        """Recurrent state of each slot."""
+        self.checkpoints = [POISON] * (limits.checkpoints or 0)
+        self._saves: dict[tuple[int, int], int] = {}
+        """Checkpoints that the executed step saves, by slot and number of tokens."""
         self.last_token = np.full(limits.max_running, -1, np.int64)
         self.seeds = np.zeros(limits.max_running, np.int64)
         self.processors: dict[int, RowLogitsProcessors] = {}
@@ -197,6 +211,7 @@ class KvEngine:
         assert len({*zip(slots.tolist(), index.tolist(), strict=True)}) == len(slots), "an entry is updated twice"
         self.window_table[slots, index] = pages
 
+        self._change_states(plan)
         self._check_prefixes(plan)
         late = [slot for slot in plan.sampled_slots.tolist() if slot in self.processors and self.processors[slot].late]
         assert late == self._late.pop(plan.step, [])
@@ -222,9 +237,34 @@ class KvEngine:
             self._check_window(slot, start, start + length)
             if sample:
                 tokens.append(self._sample(slot, start + length, masks))
+        assert not self._saves, "a state is to be saved that no token of the step has"
         self.stats.count(plan)
         self.fail_logits_of.clear()
         return np.array(tokens, np.int32)
+
+    def _change_states(self, plan: StepPlan) -> None:
+        poisoned = []
+        for kind, slot, tokens, checkpoint in plan.state_changes.T.tolist():
+            match kind:
+                case StateChange.LOAD:
+                    self.states[slot] = self.checkpoints[checkpoint]
+                    assert self.states[slot] == int(self.kv[self._address(slot, tokens - 1)])
+                case StateChange.ZERO:
+                    self.states[slot] = START
+                case StateChange.SAVE:
+                    assert (slot, tokens) not in self._saves and checkpoint not in self._saves.values()
+                    self._saves[slot, tokens] = checkpoint
+                case _:
+                    poisoned.append(checkpoint)
+        for checkpoint in poisoned:
+            self.checkpoints[checkpoint] = POISON
+
+    def _advance_state(self, slot: int, position: int, before: int, after: int) -> None:
+        assert self.states[slot] == before, f"row {slot} has another state at {position}"
+        self.states[slot] = after
+        if (saved := self._saves.pop((slot, position + 1), None)) is not None:
+            # No other request may find that of a row whose logits are not finite.
+            self.checkpoints[saved] = POISON if slot in self.fail_logits_of else after
 
     def _check_prefixes(self, plan: StepPlan) -> None:
         for prefix in decode_prefixes(plan.shared_prefixes, len(plan.decode_slots)):
@@ -236,8 +276,9 @@ class KvEngine:
 
     def _store(self, slot: int, position: int, token: int) -> None:
         before = int(self.kv[self._address(slot, position - 1)]) if position else START
-        self.kv[self._address(slot, position)] = mix(before, token)
-
+        self.kv[self._address(slot, position)] = after = mix(before, token)
+        if self.limits.checkpoints is not None:
+            self._advance_state(slot, position, before, after)
         if self.limits.window is not None:
             page, place = divmod(position, self.limits.page_size)
             self.window_kv[self.window_table[slot, page], place] = mix(before, token)

@@ -19,6 +19,8 @@ _PROMPT: Final = 80
 _SHARED: Final = 70
 """Number of tokens that the probe's prompt shares with an earlier request: more than the largest page."""
 _OTHERS: Final = 32
+_RECURRENT: Final = ("qwen3-next", "qwen3.5")
+"""Beginnings of the names of architectures with recurrent states."""
 GREEDY: Final = SamplingParams(temperature=0.0)
 
 
@@ -71,8 +73,10 @@ def workload(case: Case, sampling: SamplingParams = GREEDY) -> Workload:
     if sampling != GREEDY:
         before, after = _sampled(before), _sampled(after)
     asks = (*before, Ask(prompt, ANSWER, sampling=sampling), *after)
-    earlier = (Ask(prompt[:_SHARED] + _prompt(0, _PROMPT - _SHARED), 4),) if case.prefix == "hit" else ()
-    return Workload(len(before), asks, earlier)
+    # Recurrent states are kept where the second of two prompts parts from the first.
+    others = 0 if case.prefix != "hit" else 2 if case.arch.startswith(_RECURRENT) else 1
+    earlier = (Ask(prompt[:_SHARED] + _prompt(other, _PROMPT - _SHARED), 4) for other in range(others))
+    return Workload(len(before), asks, tuple(earlier))
 
 
 def cached_tokens(case: Case) -> int:
@@ -132,6 +136,7 @@ def scheduler_config(case: Case, work: Workload, num_pages: int, checkpoint: Pat
         num_pages=num_pages,
         window=layout.window,
         num_window_pages=layout.window_pages(num_pages),
+        checkpoints=layout.checkpoints(num_pages) if layout.state_bytes else None,
         page_size=case.page,
         max_running=_OTHERS + 1,
         max_model_len=work.longest,

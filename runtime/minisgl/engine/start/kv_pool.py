@@ -64,10 +64,12 @@ def pages_for_budget(parallel: TensorParallel, layout: KVLayout, pool_bytes: int
     if pages.full < 1:
         smallest = available.index(min(available))
         page = layout.full_bytes + layout.window_bytes
+        states = layout.pool_bytes(PoolPages(0, 0))
+        taken = f" and recurrent states take {states / 2**20:.0f} MiB (lower --max-running)" if states else ""
         raise EngineError(
             "out_of_memory",
             f"weights, graphs and activations leave rank {smallest} {min(available) / 2**20:.0f} MiB for the KV pool, "
-            f"of which one page takes {page / 2**20:.2f} MiB; raise the memory fraction, lower the token "
+            f"of which one page takes {page / 2**20:.2f} MiB{taken}; raise the memory fraction, lower the token "
             "budget of a step, or use more ranks or a smaller model",
         )
     return pages

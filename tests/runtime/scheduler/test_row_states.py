@@ -1,0 +1,175 @@
+"""Recurrent states of rows: requests begin behind checkpoints, which are few and are found where texts part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minisgl.scheduler.checkpoints import NO_CHECKPOINT, Checkpoints
+from minisgl.wire.plan import StateChange
+from support.scheduling import VOCAB, Answer, Harness
+
+PAGE, BLOCK = 4, 64
+
+
+def harness(**changes: Any) -> Harness:
+    options = {"pages": 400, "page_size": PAGE, "max_model_len": 600, "budget": 512, "checkpoints": 20}
+    return Harness(**(options | changes))
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return list(map(int, np.random.default_rng(seed).integers(12, VOCAB, length)))
+
+
+def answered(served: Harness, prompt: list[int], max_tokens: int = 4) -> Answer:
+    answer = served.submit(prompt, max_tokens, ignore_eos=True)
+    served.run()
+    assert answer.tokens == answer.expected()
+    return answer
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("budget", [512, 40])
+def test_the_next_turn_computes_less_than_a_block_of_what_it_repeats(overlap: bool, budget: int) -> None:
+    served = harness(overlap=overlap, budget=budget)
+    turn = text(150)
+    for seed in range(1, 4):
+        answer = answered(served, turn, 70)
+        assert answer.cached == max(0, (len(turn) - len(text(20)) - 1) // BLOCK * BLOCK) or seed == 1
+        turn = [*turn, *answer.tokens, *text(20, seed)]
+
+
+def test_a_prompt_that_is_sent_again_computes_its_last_block_only() -> None:
+    served = harness()
+    answered(served, text(300))
+    assert answered(served, text(300)).cached == 256
+    # The last token is always computed.
+    answered(served, text(128, seed=1))
+    assert answered(served, text(128, seed=1)).cached == 64
+
+
+def test_the_third_prompt_begins_where_the_second_parted_from_the_first() -> None:
+    served = harness()
+    shared = text(200)
+    cached = [answered(served, [*shared, *text(100, seed)]).cached for seed in (1, 2, 3, 4)]
+    assert cached == [0, 0, 192, 192]
+
+
+def test_prompts_that_arrive_together_wait_one_step_for_the_state_that_they_share() -> None:
+    served = harness(budget=4096)
+    shared = text(200)
+    answered(served, [*shared, *text(100, 1)])
+    answers = [served.submit([*shared, *text(100, seed)], 4, ignore_eos=True) for seed in range(2, 7)]
+    served.run()
+    assert [answer.cached for answer in answers] == [0, 192, 192, 192, 192]
+    assert all(answer.tokens == answer.expected() for answer in answers)
+
+
+def test_salts_have_states_of_their_own() -> None:
+    served = harness()
+    for salt, cached in ((b"", 0), (b"a", 0), (b"a", 256), (b"b", 0), (b"", 256)):
+        answer = served.submit(text(300), 2, cache_salt=salt, ignore_eos=True)
+        served.run()
+        assert (answer.cached, answer.tokens) == (cached, answer.expected())
+
+
+def test_a_preempted_request_goes_on_from_its_last_state() -> None:
+    served = harness(pages=190, rows=2)
+    answers = [served.submit(text(250, seed), 200, ignore_eos=True) for seed in (1, 2)]
+    computed = 0
+    while served.scheduler.has_work:
+        served.step()
+        computed = served.scheduler.counters.prefill_tokens
+    assert served.scheduler.counters.preemptions
+    assert all(answer.tokens == answer.expected() for answer in answers)
+    # The state at the end of its prompt is there still; that of its answer went with pages which the other one took.
+    assert computed <= 2 * 250 + served.scheduler.counters.preemptions * (250 + 200 - 192)
+
+
+def test_no_state_remains_of_a_request_whose_logits_were_not_finite() -> None:
+    served = harness(overlap=False)
+    answered(served, text(300))
+    spoiled = served.submit([*text(200), *text(100, 1)], 4)
+    served.engine.fail_logits_of.add(0)
+    served.run()
+    assert spoiled.failure is not None
+    assert answered(served, [*text(200), *text(100, 2)]).cached == 0
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 2])
+def test_too_few_checkpoints_cost_only_time(checkpoints: int) -> None:
+    served = harness(checkpoints=checkpoints, rows=3)
+    for round in range(2):
+        answers = [served.submit(text(150, seed), 80, ignore_eos=True) for seed in range(6)]
+        served.run()
+        assert all(answer.tokens == answer.expected() for answer in answers), round
+    served.check_idle()
+
+
+def test_without_a_cache_every_request_starts_from_zeros() -> None:
+    served = harness(cache="naive")
+    assert [answered(served, text(300)).cached for _ in range(2)] == [0, 0]
+
+
+def test_flushed_and_evicted_prefixes_free_their_checkpoints() -> None:
+    served = harness(pages=150)
+    for seed in range(5):
+        answered(served, text(300, seed))
+    served.scheduler.flush_cache()
+    served.check_idle()
+    assert answered(served, text(300, 4)).cached == 0
+
+
+def test_plans_name_every_state_that_a_row_begins_with() -> None:
+    served = harness(audit=False)
+    answered(served, text(300))
+    served.submit(text(300), 1)
+    plan = served.scheduler.plan()
+    assert plan is not None
+    [[kind, slot, tokens, checkpoint]] = plan.state_changes.T.tolist()
+    assert (kind, slot, tokens) == (StateChange.LOAD, 0, 256)
+    assert checkpoint != NO_CHECKPOINT
+
+
+@dataclass
+class Prefix:
+    saved: int
+    checkpoint: int = NO_CHECKPOINT
+
+    def saved_pages(self) -> int:
+        return self.saved
+
+
+def test_the_checkpoint_that_saves_least_goes_first() -> None:
+    checkpoints = Checkpoints(3, audit=False)
+    long, middle, short = prefixes = [Prefix(saved) for saved in (5000, 300, 200)]
+    for prefix in prefixes:
+        checkpoints.keep(checkpoints.take(), prefix)
+    # What saves less than it did when it was kept is dropped as what it is, and what saves more is kept.
+    short.saved = 6000
+    checkpoints.keep(checkpoints.take(), Prefix(400))
+    assert middle.checkpoint == NO_CHECKPOINT
+    assert NO_CHECKPOINT not in (short.checkpoint, long.checkpoint)
+
+
+def test_what_is_used_outlives_what_saves_more() -> None:
+    checkpoints = Checkpoints(3, audit=False)
+    long, used = Prefix(1000), Prefix(500)
+    for prefix in (long, used):
+        checkpoints.keep(checkpoints.take(), prefix)
+    # Values rise with those that went.
+    for _ in range(40):
+        checkpoints.use(used)
+        checkpoints.keep(checkpoints.take(), Prefix(400))
+    assert long.checkpoint == NO_CHECKPOINT != used.checkpoint
+
+
+def test_rows_cannot_take_checkpoints_of_other_rows() -> None:
+    checkpoints = Checkpoints(1, audit=True)
+    assert checkpoints.take() == 0
+    assert checkpoints.take() == NO_CHECKPOINT
+    checkpoints.give_back(0)
+    assert (checkpoints.take_freed(), checkpoints.take_freed(), checkpoints.free) == ([0], [], 1)
