@@ -14,7 +14,6 @@ from minisgl.wire.status import DataTypes
 class EngineLimits(EngineSizes, frozen=True, kw_only=True):
     """Sizes of the started engine, equal on all ranks."""
 
-
     @property
     def task(self) -> Task:
         return "generate" if self.pooling is None else self.pooling.task

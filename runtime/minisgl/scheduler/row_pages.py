@@ -142,6 +142,17 @@ class RowPages:
         if self.states is not None:
             self.states.extend(slot, start, length)
 
+    def take_changes(self, joining: Iterable[Request]) -> dict[str, IntArray]:
+        """Fields of the `StepPlan` that is complete now about layers with a window or a recurrent state. `joining`:
+        requests whose rows the engine does not know."""
+        fields: dict[str, IntArray] = {}
+        if (windows := self.windows) is not None:
+            slots = [request.slot for request in joining if request.slot is not None]
+            fields |= {"window_updates": windows.take_updates(slots), "poison_window_pages": windows.pool.take_freed()}
+        if self.states is not None:
+            fields["state_changes"] = self.states.take_changes()
+        return fields
+
     def release_behind(self, slots: IntArray, ends: IntArray) -> None:
         """Release pages behind the windows of `slots` [R], whose first `ends` [R] tokens are computed by steps that
         have ended."""

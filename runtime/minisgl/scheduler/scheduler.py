@@ -29,17 +29,7 @@ from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
 from minisgl.scheduler.validation import request_from
 from minisgl.wire.messages import STEP_TOKENS_EDGES, Counters, Pool, PromptLogprobs, Submit
-from minisgl.wire.plan import (
-    EMPTY,
-    NO_ROWS,
-    NO_STATE_CHANGES,
-    NO_UPDATES,
-    FloatArray,
-    IntArray,
-    RowLogprobs,
-    StepPlan,
-    StepResult,
-)
+from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, FloatArray, IntArray, RowLogprobs, StepPlan, StepResult
 
 Segment = tuple[int, int, int, int]
 """Tokens of a prompt in a step: slot, start, length, and 1 if the step samples the next token."""
@@ -272,8 +262,7 @@ class Scheduler:
             logits_processors=processors,
             shared_prefixes=self._shared_prefixes.for_step(self.table.page_table, decode, positions),
             second_texts=self._second_texts(prefill[:, 0]),
-            state_changes=NO_STATE_CHANGES if self.pages.states is None else self.pages.states.take_changes(),
-            **self._window_changes(admitted),
+            **self.pages.take_changes(admitted),
         )
         sampled = plan.sampled_slots
         ends = None if self.pages.windows is None else np.concatenate((positions + 1, prefill[:, 1] + prefill[:, 2]))
@@ -523,13 +512,6 @@ class Scheduler:
             return EMPTY
         found = [self.table.request(slot).second_text for slot in slots.tolist()]
         return np.array(found, np.int32) if any(found) else EMPTY
-
-    def _window_changes(self, admitted: Iterable[Request]) -> dict[str, IntArray]:
-        """Fields of `StepPlan` about layers with a window."""
-        if (windows := self.pages.windows) is None:
-            return {}
-        joining = [request.slot for request in admitted if request.slot is not None]
-        return {"window_updates": windows.take_updates(joining), "poison_window_pages": windows.pool.take_freed()}
 
     def _schedule_segment(self, request: Request, budget: TokenBudget, segments: list[Segment]) -> None:
         """Add the next segment of a prompt, if the budget has tokens for it."""
