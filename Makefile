@@ -17,7 +17,7 @@ E2E_CLUSTERS = --dist load --maxschedchunk 1 --max-worker-restart 0 $(foreach n,
 # Some images and shells set it; then each of hundreds of processes would compile its libraries again.
 export PYTHONDONTWRITEBYTECODE =
 # Of all clones: mypy compares the contents of files, and a first run takes minutes.
-export MYPY_CACHE_DIR ?= $(or $(MINISGL_CACHE),$(HOME)/.cache/minisgl)/mypy
+export MYPY_CACHE_DIR ?= $(or $(BUILD_CACHE),$(HOME)/.cache/minisgl)/mypy
 
 .PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint import-tests machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
 

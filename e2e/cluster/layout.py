@@ -9,7 +9,7 @@ from typing import Final
 NAME: Final = os.environ.get("MINISGL_CLUSTER", "minisgl")
 """Name of the cluster; clusters of different names can run at the same time."""
 
-CACHE: Final = Path(os.environ.get("MINISGL_CACHE", Path.home() / ".cache/minisgl"))
+CACHE: Final = Path(os.environ.get("BUILD_CACHE", Path.home() / ".cache/minisgl"))
 """Programs and image layers by the hash of their sources. An entry is renamed to its final name when it is complete."""
 
 STATE: Final = Path("/var/lib") / f"{NAME}-cluster"
