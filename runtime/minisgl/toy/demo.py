@@ -27,7 +27,7 @@ from minisgl.toy.training import MARGIN, Training, one_thread, qwen3_config
 _FAMILY: Final = FAMILIES["qwen3"]
 _MERGES: Final = 512
 _VOCAB: Final = 256 + _MERGES + len(_FAMILY.control_tokens)
-_STEPS: Final = 420
+_STEPS: Final = 400
 _WARM_UP: Final = 40
 _LEAST_RATE: Final = 0.02
 _FURTHER_STEPS: Final = 40
@@ -43,7 +43,7 @@ def write_demo_checkpoint(
     """Train the model, which takes about a minute on one core, and write a checkpoint directory; returns `out`.
 
     It gives the answers to all questions, in the middle of a chat too, which may take the next seed: at most three, of
-    620 steps each, in up to five minutes. The same seed gives the same weights on the same machine. `progress` is
+    600 steps each, in up to five minutes. The same seed gives the same weights on the same machine. `progress` is
     called with each step and its loss. Raises ModelError: `not_trained`, which another seed may help, and
     `cannot_write`.
     """
@@ -61,7 +61,7 @@ def demo_tokenizer() -> Tokenizer:
 
 
 def demo_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    return qwen3_config(tokenizer, _FAMILY, intermediate=384, layers=3, kv_heads=2, head_dim=64)
+    return qwen3_config(tokenizer, _FAMILY, intermediate=384, layers=2, kv_heads=2, head_dim=64)
 
 
 def _train(
