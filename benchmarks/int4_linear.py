@@ -85,7 +85,7 @@ def measure(name: str, many_rows: Sequence[int], *, tiles: bool) -> None:
         num_bytes = outputs * inputs * (0.5 + 4 / GROUP) + 2 * rows * (inputs + outputs)
         floor = 1e6 * max(num_bytes / bandwidth, 2 * rows * outputs * inputs / PEAK)
 
-        chosen = int4_tile(rows, outputs, inputs, in_parts=in_parts)
+        chosen = int4_tile(rows, outputs, inputs, in_parts=in_parts, groups=INPUTS // GROUP)
         line = f"{name} M={rows} floor {floor:.1f} bf16 {microseconds(partial(in_bf16, x, dense), 24):.1f}"
         line += f" | INT4 {microseconds(partial(in_int4, x, weights, chosen, in_parts), 24):.1f}"
         if name == "gate_up" and isinstance(chosen, RowTile | SpansTile):

@@ -96,6 +96,19 @@ def check_tensor(name: str, spec: TensorSpec, tensors: Mapping[str, StoredTensor
             f"{layer} is quantized, but config.json's quantization_config does not say so, or the layer is one that "
             "must not be: embeddings, the router of experts and the LM head; use another checkpoint of the model",
         )
+    block, _, of_experts = name.partition(".experts.")
+    other = f"{block}.experts.{'gate_up_proj' if of_experts[:1].isdigit() else '0.gate_proj.weight'}"
+    if stored is None and of_experts and other in tensors:
+        raise ModelError(
+            "quantized_checkpoint",
+            f"the checkpoint has {other}, where config.json's quantization_config asks for {name}; supported are all "
+            "experts of a layer in one tensor without quantization, and quantized experts in a tensor each; use such a "
+            "checkpoint of the model",
+        )
+    if stored is None and (scales := tensors.get(f"{name}_inv")) is not None:
+        raise unsupported_quantization(
+            f"fp8 without weight_block_size in config.json, whose {name}_inv has shape {list(scales.shape)}"
+        )
     if stored is None:
         raise ModelError(
             "missing_tensor",

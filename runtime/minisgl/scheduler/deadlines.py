@@ -16,10 +16,6 @@ class Deadlines:
         # Not the requests themselves, whose constraints would keep memory after the answer.
         self._entries: list[tuple[float, int, bytes]] = []
 
-    def __len__(self) -> int:
-        """Number of deadlines, those of some requests that have ended included."""
-        return len(self._entries)
-
     def add(self, request: Request) -> None:
         """Add an unfinished request, if it has a deadline."""
         if request.deadline is None:

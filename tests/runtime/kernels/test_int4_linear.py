@@ -30,7 +30,7 @@ QWEN3_14B = {"qkv": (7168, 5120), "o": (5120, 5120), "gate_up": (34816, 5120), "
 @pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), (8192, 28672), (1152, 896), (64, 128)])
 def test_a_tile_covers_the_product_and_fits(outputs: int, inputs: int, in_parts: bool) -> None:
     for rows in range(1, 1025):
-        tile = int4_tile(rows, outputs, inputs, in_parts=in_parts)
+        tile = int4_tile(rows, outputs, inputs, in_parts=in_parts, groups=1)
         if tile is None:
             assert rows > 256
         elif isinstance(tile, RowTile):
@@ -58,7 +58,7 @@ def test_groups_of_32_have_kernels_that_take_any_group(outputs: int, inputs: int
 @pytest.mark.parametrize("rows", [2, 9, 17, 33, 65])
 @pytest.mark.parametrize(("outputs", "inputs"), [*QWEN3_14B.values(), (8192, 28672), (1152, 896), (64, 128)])
 def test_spans_share_all_steps_and_run_at_the_same_time(outputs: int, inputs: int, rows: int) -> None:
-    tile = int4_tile(rows, outputs, inputs, in_parts=True)
+    tile = int4_tile(rows, outputs, inputs, in_parts=True, groups=1)
     assert isinstance(tile, SpansTile)
     turns = -(-inputs // (128 * tile.ahead))
     count = outputs // (16 * tile.warps) * turns
@@ -102,7 +102,7 @@ def test_a_model_with_experts_of_4_bits_launches_their_kernels() -> None:
 @pytest.mark.parametrize(("rows", "name"), [(129, "gate_up"), (160, "qkv"), (256, "down")])
 def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups: int) -> None:
     """It moves no weights between threads: its layouts assert that."""
-    tile = int4_tile(rows, *QWEN3_14B[name], in_parts=name == "down")
+    tile = int4_tile(rows, *QWEN3_14B[name], in_parts=name == "down", groups=1)
     assert isinstance(tile, BatchTile)
     types = {
         "x": map_type("bf16", tile.copied_rows, 64),
@@ -121,7 +121,7 @@ def test_the_kernel_for_a_batch_compiles_for_hopper(rows: int, name: str, groups
 @pytest.mark.parametrize(("rows", "inputs"), [(2, 5120), (16, 896), (32, 17408), (64, 1408), (128, 5120)])
 def test_the_kernel_for_spans_compiles_for_hopper(rows: int, inputs: int, groups: int) -> None:
     """It moves no weights between threads: its layouts assert that."""
-    tile = int4_tile(rows, 5120, inputs, in_parts=True)
+    tile = int4_tile(rows, 5120, inputs, in_parts=True, groups=1)
     assert isinstance(tile, SpansTile)
     types = {"x": map_type("bf16", tile.rows, 128 * tile.ahead), "words": "*i32", "scales": "*i32", "out": "*fp32"}
     constants = {"STEPS": inputs // 128, "AHEAD": tile.ahead, "SLOTS": tile.slots, "GROUPS": groups, "PDL": True}
@@ -138,7 +138,7 @@ def test_the_kernel_for_spans_compiles_for_hopper(rows: int, inputs: int, groups
     ],
 )
 def test_the_kernel_for_one_row_compiles_for_hopper(inputs: int, gated: bool, groups: int) -> None:
-    tile = int4_tile(1, 5120, inputs, in_parts=False)
+    tile = int4_tile(1, 5120, inputs, in_parts=False, groups=1)
     assert isinstance(tile, RowTile)
     types = dict.fromkeys(("x", "bias", "out"), "*bf16") | dict.fromkeys(("words", "scales"), "*i32")
     constants = {"INPUTS": inputs, "SPLITS": 1, "GROUPS": groups, "AHEAD": tile.ahead}

@@ -84,7 +84,7 @@ class Choice(msgspec.Struct, eq=False):
     unread: Unread = msgspec.field(default_factory=Unread)
     finished: Finished | None = None
     earlier: list[Delta] = []
-    """Output before all that, with which it cannot be joined."""
+    """Output before `unread`, with which it cannot be joined."""
 
     def take(self) -> list[Delta]:
         """Return all output since the last call."""

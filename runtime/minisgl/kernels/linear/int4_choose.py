@@ -5,7 +5,7 @@ fits, measured with benchmarks/int4_linear.py:
 |---|---|---|
 | 1, also with SiLU × up | `int4_gemv_gluon` | weights go straight into the tensor cores' registers, loads ahead |
 | 2 to 128, groups of 32 | `int4_skinny_triton` | has any group; not measured |
-| 1 with 16,384 inputs, in parts; 2 to 128 | `int4_stream_k_gluon` | all programs run at once, with equal shares |
+| 1 with 16,384 inputs, in parts; 2 to 128; groups of 64 or 128 | `int4_stream_k_gluon` | equal shares at once |
 | 129 to 256, groups of 64 or 128 | `int4_split_k_gluon` | 302 µs a layer of 14B, two passes of the line before 346 |
 | more | none | cuBLAS is faster, behind a pass that dequantizes weights |
 """
@@ -46,7 +46,7 @@ _AHEAD: Final = {5120: 2}
 _MOST_GROUPS: Final = 2
 """Groups in 128 inputs of `SpansTile` and `BatchTile`, at most."""
 _MOST_SKINNY_ROWS: Final = 128
-"""Rows up to which experts, too, are unpacked piece by piece."""
+"""Rows up to which groups of 32 are multiplied piece by piece; with more, W is dequantized for cuBLAS. Not measured."""
 _SKINNY_PROGRAMS: Final = 4 * MULTIPROCESSORS
 
 _MOST_PARTS: Final = 8
@@ -61,7 +61,7 @@ not have, which takes longer. With many outputs a second copy takes longer than 
 
 
 @functools.cache
-def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool, groups: int = 1) -> Int4Tile | None:
+def int4_tile(rows: int, outputs: int, inputs: int, *, in_parts: bool, groups: int) -> Int4Tile | None:
     """Tile with which a product is fastest, measured with benchmarks/int4_linear.py, or None where cuBLAS is, with
     dequantized weights. `in_parts`: the consumer adds up the parts of a tile with splits. `groups`: groups of inputs in
     a piece of weights."""

@@ -32,9 +32,10 @@ def _int4_skinny(
     """A step has GROUPS groups of inputs, W has STEPS steps."""
     start_next(PDL)
     wait_for_previous(PDL)
-    block = tl.program_id(0)
-    split = tl.program_id(1)
-    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
+    # Programs that share rows of W are neighbours.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    block = tl.program_id(1)
+    split = tl.program_id(2)
     there = (row < rows)[None, :]
     row = row.to(tl.int64)
     inputs = x + row[None, :] * (STEPS * 128) + tl.arange(0, 128)[:, None]
@@ -54,7 +55,7 @@ def int4_skinny(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, tile
     outputs, steps = len(words) * OUTPUTS, inputs // INPUTS
     assert x.is_contiguous() and (tile.splits - 1) * tile.each < steps <= tile.splits * tile.each
     out = torch.empty((tile.splits, rows, outputs), dtype=torch.float32, device=x.device)
-    _int4_skinny[(len(words), tile.splits, triton.cdiv(rows, tile.rows))](
+    _int4_skinny[(triton.cdiv(rows, tile.rows), len(words), tile.splits)](
         x, words, scales, out, rows, outputs, tile.each, STEPS=steps, GROUPS=groups_in_piece(words, scales),
         ROWS=tile.rows, num_warps=4, num_stages=3, **dependent_launch(x.device),
     )  # fmt: skip

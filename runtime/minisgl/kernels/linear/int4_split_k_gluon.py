@@ -254,6 +254,7 @@ def int4_batch(
     rows, inputs = x.shape
     outputs, steps = len(words) * OUTPUTS, inputs // INPUTS
     assert outputs % tile.outputs == 0 and (bias is None or tile.splits == 1)
+    assert groups_in_piece(words, scales) <= 2
     shape = (rows, outputs) if tile.splits == 1 else (tile.splits, rows, outputs)
     out = torch.empty(shape, dtype=x.dtype if tile.splits == 1 else torch.float32, device=x.device)
     _int4_batch[(triton.cdiv(rows, tile.rows) * (outputs // tile.outputs), tile.splits)](

@@ -203,7 +203,7 @@ def int4_spans(x: torch.Tensor, words: torch.Tensor, scales: torch.Tensor, tile:
     in float32."""
     rows, inputs = x.shape
     outputs, steps = len(words) * OUTPUTS, inputs // INPUTS
-    assert rows <= tile.rows and outputs % (16 * tile.warps) == 0
+    assert rows <= tile.rows and outputs % (16 * tile.warps) == 0 and groups_in_piece(words, scales) <= 2
     out = torch.empty((tile.parts, rows, outputs), dtype=torch.float32, device=x.device)
     turns = outputs // (16 * tile.warps) * triton.cdiv(steps, tile.ahead)
     _int4_spans[(triton.cdiv(turns, tile.each),)](

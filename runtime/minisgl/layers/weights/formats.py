@@ -77,7 +77,7 @@ class Fp8Channels(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "fp8"
     per_tensor: bool = False
     static_inputs: bool = False
-    """The checkpoint has a scale of each layer's input, which nothing reads: each row of inputs gets its own."""
+    """The checkpoint must have a scale of each layer's input. Products do not use it: each row has its own scale."""
     while_loading: bool = False
     """The checkpoint is not quantized; its weights are, while they are loaded."""
 
@@ -126,7 +126,7 @@ class Int4Groups(msgspec.Struct, frozen=True):
         }
 
     def kept_cost(self, *, experts: bool) -> WeightCost | None:
-        return WeightCost(0.5 + 2 / self.group_size, 1.0)
+        return WeightCost(0.5 + 4 / self.group_size, 1.0)
 
 
 class Mxfp4Blocks(msgspec.Struct, frozen=True):

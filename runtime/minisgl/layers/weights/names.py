@@ -52,8 +52,8 @@ def stored_names(name: str) -> tuple[str, ...]:
 
 
 def scale_name(name: str, shape: tuple[int, ...]) -> str:
-    """Name that most tools give to the scale of a whole weight, or of its inputs; transformers has other ones, for the
-    former that of scales of blocks."""
+    """`weight_scale` or `input_scale` for a tensor with one scale, which transformers names `weight_scale_inv` and
+    `activation_scale`. Scales of blocks, also named `weight_scale_inv`, have two dimensions and keep their name."""
     if shape not in ((), (1,)):
         return name
     if name.endswith(".weight_scale_inv"):

@@ -172,7 +172,7 @@ class FeedForwardBesideExperts:
     def _allocate_experts(
         parameters: Parameters, name: str, moe: MoeConfig, hidden: int, parallel: TensorParallel
     ) -> Experts:
-        """Tools that quantize write tensors for each expert; otherwise two tensors have all of a layer."""
+        """llm-compressor writes tensors for each expert that it quantizes; otherwise two have all of a layer."""
         size = moe.intermediate_size
         each_expert = [
             ExpertNames(*(f"{name}.{i}.{each}_proj" for each in ("gate", "up", "down"))) for i in range(moe.num_experts)
