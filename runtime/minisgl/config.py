@@ -120,7 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=256)] | None,
         option(
             "tokens per page of the KV pool",
-            default=f"{DEFAULT_PAGE_SIZE['cuda']} tokens on CUDA, {DEFAULT_PAGE_SIZE['cpu']} on a CPU",
+            default=f"{DEFAULT_PAGE_SIZE['cuda']} tokens on CUDA and for models with linear attention, "
+            f"{DEFAULT_PAGE_SIZE['cpu']} on a CPU",
         ),
     ] = None
     num_pages: Annotated[
@@ -218,8 +219,8 @@ class EngineSizes(msgspec.Struct, frozen=True, kw_only=True):
     the same pages, since none has a window."""
     num_window_pages: Index = 0
     """Pages of layers with a window."""
-    checkpoints: Index | None = None
-    """Checkpoints of recurrent states: with one, a sequence can begin behind its prefix. None: no layer has a state."""
+    state_checkpoints: Index | None = None
+    """Places for recurrent states behind cached prefixes, where sequences can begin; None: no layer has a state."""
     max_running: Rows
     max_model_len: Count
     vocab_size: Count

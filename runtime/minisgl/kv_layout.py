@@ -60,6 +60,8 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The longest window of a layer; None: no layer has one."""
     state_bytes: int = 0
     """Bytes of the recurrent states of a sequence, in all layers that have one."""
+    caches_states: bool = True
+    """Whether there is a prefix cache, for which states have checkpoints."""
     max_model_len: int
     max_running: int
     max_step_tokens: int
@@ -71,7 +73,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def pool_bytes(self, pages: PoolPages) -> int:
         """Bytes of a pool, with the states of all rows, those of padding included, and their checkpoints."""
-        states = self.max_running + 1 + self.checkpoints(pages.full)
+        states = self.max_running + 1 + self.state_checkpoints(pages.full)
         return self._page_bytes(pages) + states * self.state_bytes
 
     def _page_bytes(self, pages: PoolPages) -> int:
@@ -83,14 +85,13 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         held = 0 if self.window is None else min(pages, row_pages(self.window, self.page_size))
         return self._page_bytes(PoolPages(pages, held)) + self.state_bytes
 
-    def checkpoints(self, full: int) -> int:
-        """Checkpoints of recurrent states beside `full` pages; 0 if no layer has such a state. Those of the cached
-        sequences that the pages hold if these are typical, and one for each row, at the last end of a block of its
-        answer."""
-        if not self.state_bytes:
+    def state_checkpoints(self, full: int) -> int:
+        """Checkpoints of recurrent states beside `full` pages; 0 if no layer has such a state. Those of the sequences
+        that the pages hold if they are typical and cached, and one for each that runs, which its answer moves along."""
+        if not self.state_bytes or not self.caches_states:
             return 0
-        typical = min(TYPICAL_TOKENS, self.max_model_len)
-        return self.max_running + _STATE_CHECKPOINTS * -(-full * self.page_size // typical)
+        sequences = -(-full * self.page_size // min(TYPICAL_TOKENS, self.max_model_len))
+        return min(self.max_running, sequences) + _STATE_CHECKPOINTS * sequences
 
     def window_pages(self, full: int) -> int:
         """Pages of layers with a window beside `full` pages of the others; 0 if no layer has a window.

@@ -105,7 +105,7 @@ def check_states(scheduler: Scheduler, rows: list[int]) -> None:
         assert slot in rows or not own, "a row that is not in use holds checkpoints"
         held += own
     every = sorted([*checkpoints._free, *cached, *held])
-    assert every == list(range(scheduler.config.checkpoints or 0)), "a checkpoint is lost or has two owners"
+    assert every == list(range(scheduler.config.state_checkpoints or 0)), "a checkpoint is lost or has two owners"
 
 
 def check_radix(cache: RadixCache) -> set[int]:

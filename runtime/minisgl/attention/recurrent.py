@@ -56,9 +56,10 @@ class RecurrentStates:
         device: torch.device,
         *,
         checkpoints: int = 0,
+        audit: bool = False,
     ) -> None:
         """`shapes`: of each layer with linear attention; `rows`: of the tables. Matrices are kept in float32, because
-        rounding adds up over a text."""
+        rounding adds up over a text. `audit`: fill them with NaN, which shows where one is read before it is set."""
         self._shapes = tuple(shapes)
         self._rows = rows
         places = rows + checkpoints
@@ -67,7 +68,10 @@ class RecurrentStates:
             torch.empty(places, of.kernel_size - 1, of.channels, dtype=dtype, device=device) for of in shapes
         ]
         self._matrices = [torch.empty(places, of.value_heads, of.key_dim, of.value_dim, device=device) for of in shapes]
-        self._fill(slice(rows), 0.0)
+        if audit:
+            self._fill(slice(None), float("nan"))
+        # No plan sets that of the dummy row.
+        self._fill(rows - 1, 0.0)
         self._decode_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._pieces: list[_Piece] = []
         self._saves: dict[int, list[tuple[int, int]]] = {}

@@ -12,7 +12,7 @@ import torch
 
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.attention.select import AttentionKinds
-from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig, PooledOutput
+from minisgl.config import EngineConfig, PooledOutput
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
@@ -111,7 +111,7 @@ def planned_attention(config: EngineConfig) -> dict[str, str]:
         model,
         config.tensor_parallel,
         _dtype(config, model),
-        page_size=config.page_size or DEFAULT_PAGE_SIZE[config.device],
+        page_size=model.page_size(config),
         max_model_len=config.max_model_len or model.max_model_len,
         device=device,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -150,7 +150,7 @@ class _EngineBuilder:
         model = self._model
         self._load(model.parameters)
         clock.end("load", device)
-        page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
+        page_size = self._model_config.page_size(config)
         shapes = attention_shapes(
             model.config,
             parallel.size,
@@ -210,7 +210,7 @@ class _EngineBuilder:
             if pooler is not None
             else tuple((size.decode, size.tokens) for size in self._prefill_graphs),
             pooling=None if self._pooling is None else _pooled_output(self._pooling),
-            checkpoints=None if self._states is None else self._layout.checkpoints(pages.full),
+            state_checkpoints=None if self._states is None else self._layout.state_checkpoints(pages.full),
         )
         if pooler is not None:
             texts = PagedTexts(runner, pooler, self._prefill_graphs)
@@ -300,10 +300,10 @@ class _EngineBuilder:
             return
         if self._config.max_model_len is not None:
             raise EngineError("kv_pool_too_small", pool_too_small(tokens, self._max_model_len))
+        remedy = "; a lower --max-running leaves it memory of recurrent states" if self._layout.state_bytes else ""
         logger.warning(
-            "the KV pool holds %d tokens; requests are limited to this length, although the model's limit is %d",
-            tokens,
-            self._max_model_len,
+            "the KV pool holds %d tokens; requests are limited to this length, although the model's limit is %d%s",
+            *(tokens, self._max_model_len, remedy),
         )
 
     def _new_model(self) -> tuple[Decoder, Pooler | None]:
@@ -322,11 +322,17 @@ class _EngineBuilder:
         shapes = state_shapes(self._model_config, self._parallel.size)
         if not shapes:
             return None
-        rows, checkpoints = self._config.max_running, self._layout.checkpoints(full_pages)
+        rows, checkpoints = self._config.max_running, self._layout.state_checkpoints(full_pages)
         mib = (rows + checkpoints) * self._layout.state_bytes / 2**20
         logger.info("recurrent states of %d rows and %d checkpoints take up to %.1f MiB", rows, checkpoints, mib)
-        dtype = self._model.parameters.dtype
-        return RecurrentStates(shapes, rows + 1, dtype, self._device, checkpoints=checkpoints)
+        dtype, audit = self._model.parameters.dtype, self._config.audit
+        try:
+            return RecurrentStates(shapes, rows + 1, dtype, self._device, checkpoints=checkpoints, audit=audit)
+        except RuntimeError as error:
+            raise EngineError(
+                "out_of_memory",
+                f"recurrent states of {mib / 1024:.1f} GiB do not fit: {error}; lower --max-running or --num-pages",
+            ) from error
 
     def _load(self, parameters: Parameters) -> None:
         config = self._config

@@ -125,11 +125,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Numbers of the keys and values of a token, in all layers of one of `ranks` ranks."""
         return sum(_kv_numbers(self.attentions[layer], ranks) for layer in {*self.kv_layers})
 
+    def page_size(self, config: EngineConfig) -> int:
+        """Tokens of a page of the KV cache."""
+        # Checkpoints of states lie 64 tokens apart: requests that begin at one could not share smaller pages behind it.
+        return config.page_size or (64 if self.recurrences else DEFAULT_PAGE_SIZE[config.device])
+
     def kv_layout(self, config: EngineConfig, max_model_len: int) -> KVLayout:
         """What the pages of the KV cache take on one rank of an engine that serves sequences of up to `max_model_len`
         tokens."""
         wide = self.dtype_on(config.device, config.dtype) == "float32"
-        page_size = config.page_size or DEFAULT_PAGE_SIZE[config.device]
+        page_size = self.page_size(config)
         activation_bytes = 4 if wide else 2
         number_bytes = 1 if config.kv_cache_dtype == "fp8" else activation_bytes
         full, in_window, windows = 0, 0, [0]
@@ -147,6 +152,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             window_bytes=in_window,
             window=max(windows) or None,
             state_bytes=sum(of.state_bytes(activation_bytes) for of in self.recurrences) // config.tensor_parallel,
+            caches_states=config.cache == "radix",
             max_model_len=max_model_len,
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,

@@ -44,5 +44,5 @@ def pool_too_small(tokens: int, max_model_len: int) -> str:
     """Message about a KV pool that is smaller than one sequence."""
     return (
         f"the KV pool holds {tokens} tokens, fewer than --max-model-len {max_model_len}; lower it, or "
-        "give the pool more memory (--num-pages, --memory-fraction, --tp)"
+        "give the pool more memory (--num-pages, --memory-fraction, --tp; recurrent states: a lower --max-running)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from typing import Final, Protocol
 
 NO_CHECKPOINT: Final = -1
@@ -27,21 +28,13 @@ class Checkpoints:
         self._free = list(range(count - 1, -1, -1))
         self._prefixes: dict[int, Prefix] = {}
         self._values: dict[int, int] = {}
-        """At least; a value grows when another checkpoint goes."""
+        """As of its last use: it has grown if the checkpoint before it went, and shrunk if one was saved between."""
+        self._heap: list[tuple[int, int]] = []
+        """Values with their checkpoints; an entry that differs from `_values` is stale."""
         self._used: dict[int, int] = {}
         """Value of the last one that went when each was used last."""
         self._age = 0
         self._freed: list[int] | None = [] if audit else None
-
-    @property
-    def free(self) -> int:
-        """Number of free checkpoints."""
-        return len(self._free)
-
-    @property
-    def cached(self) -> int:
-        """Number of checkpoints of cached prefixes."""
-        return len(self._prefixes)
 
     def take(self) -> int:
         """A checkpoint for a row; NO_CHECKPOINT: all are those of rows."""
@@ -67,7 +60,7 @@ class Checkpoints:
     def use(self, prefix: Prefix) -> None:
         """Count a use of the checkpoint of `prefix`."""
         self._used[prefix.checkpoint] = self._age
-        self._values[prefix.checkpoint] = self._age + prefix.saved_pages()
+        self._set_value(prefix.checkpoint, self._age + prefix.saved_pages())
 
     def drop(self, prefix: Prefix) -> None:
         """Free the checkpoint of a cached prefix, if it has one."""
@@ -78,13 +71,22 @@ class Checkpoints:
 
     def _drop_least(self) -> None:
         while True:
-            least = min(self._values, key=self._values.__getitem__)
+            stored, least = heapq.heappop(self._heap)
+            if self._values.get(least) != stored:
+                continue
             value = self._used[least] + self._prefixes[least].saved_pages()
-            if value <= self._values[least]:
+            if value <= stored:
                 break
-            self._values[least] = value
-        self._age = value
+            self._set_value(least, value)
+        self._age = max(self._age, value)
         self.drop(self._prefixes[least])
+
+    def _set_value(self, checkpoint: int, value: int) -> None:
+        self._values[checkpoint] = value
+        heapq.heappush(self._heap, (value, checkpoint))
+        if len(self._heap) > 2 * len(self._values) + 64:
+            self._heap = [(value, checkpoint) for checkpoint, value in self._values.items()]
+            heapq.heapify(self._heap)
 
     def take_freed(self) -> list[int]:
         """Checkpoints that were freed since the last call, even if taken again; none unless auditing."""

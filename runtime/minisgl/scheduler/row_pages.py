@@ -43,10 +43,11 @@ class RowPages:
         """Pages of layers with a window; None: they are those of all layers."""
         radix = None
         if config.cache == "radix":
-            checkpoints = None if config.checkpoints is None else Checkpoints(config.checkpoints, audit=config.audit)
+            count = config.state_checkpoints
+            checkpoints = None if count is None else Checkpoints(count, audit=config.audit)
             radix = RadixCache(config.page_size, self.windows, checkpoints)
         self.cache: PrefixCache = NaiveCache() if radix is None else radix
-        self.states = None if config.checkpoints is None else RowStates(config, table, radix)
+        self.states = None if config.state_checkpoints is None else RowStates(config, table, radix)
         """Recurrent states of rows; None: no layer has one."""
         self._table = table
         self._counters = counters

@@ -23,7 +23,7 @@ CHUNK_TOKENS: Final = 64
 """Tokens that the kernels of linear attention compute together."""
 
 
-class _RowState:
+class _RowCheckpoints:
     """Checkpoints of a row."""
 
     __slots__ = ("answer", "answer_tokens", "junction", "kept", "saved")
@@ -47,10 +47,11 @@ class RowStates:
     def __init__(self, config: SchedulerConfig, table: RequestTable, cache: RadixCache | None) -> None:
         """`cache`: the prefix cache, with checkpoints; None: no prefix is cached."""
         self.block = math.lcm(config.page_size, CHUNK_TOKENS)
+        """Tokens from one place of checkpoints to the next."""
         self._table = table
         self._cache = cache
         self._page_size = config.page_size
-        self._rows = [_RowState() for _ in range(config.max_running)]
+        self._rows = [_RowCheckpoints() for _ in range(config.max_running)]
         self._changes: list[tuple[int, int, int, int]] = []
         self._new: list[int] = []
         """Rows with checkpoints that the next plan saves."""
@@ -63,7 +64,7 @@ class RowStates:
     def attach(self, slot: int, prefix: Any, pages: int, matched_pages: int) -> None:
         """Let a row begin behind the first `pages` pages, those of the cached `prefix`, which has a checkpoint if there
         are any. `matched_pages`: how many the cache has of its sequence."""
-        row = self._rows[slot] = _RowState()
+        row = self._rows[slot] = _RowCheckpoints()
         row.junction = self._whole(matched_pages * self._page_size)
         if pages:
             assert self._cache is not None
@@ -82,19 +83,15 @@ class RowStates:
             if start < tokens <= start + length and (checkpoint := self._checkpoints.take()) != NO_CHECKPOINT:
                 row.saved[tokens] = checkpoint
                 self._save(slot, tokens, checkpoint)
+        if start + length == prompt and prompt % self.block == 0:
+            self._save_answer(slot, prompt)
 
     def decode(self, slots: IntArray, positions: IntArray) -> None:
         """The next plan computes a token of each of these rows, at `positions`."""
         if self._cache is None:
             return
         for index in np.flatnonzero((positions + 1) % self.block == 0).tolist():
-            slot = int(slots[index])
-            row = self._rows[slot]
-            if row.answer == NO_CHECKPOINT:
-                row.answer = self._checkpoints.take()
-            if row.answer != NO_CHECKPOINT:
-                row.answer_tokens = int(positions[index]) + 1
-                self._save(slot, row.answer_tokens, row.answer)
+            self._save_answer(int(slots[index]), int(positions[index]) + 1)
 
     def will_save(self, request: Request, lengths: range) -> bool:
         """Whether the next plan saves the state behind the first tokens of a request, so many as in `lengths`."""
@@ -121,7 +118,9 @@ class RowStates:
     def release(self, slot: int, *, damaged: bool) -> None:
         """Take the checkpoints of a row that is released, after the cache has taken its pages. `damaged`: neither its
         states nor those that it left are of use."""
-        row, self._rows[slot] = self._rows[slot], _RowState()
+        # No plan has told the engine of a row that ends before it runs.
+        self._changes = [change for change in self._changes if change[1] != slot]
+        row, self._rows[slot] = self._rows[slot], _RowCheckpoints()
         if self._cache is None:
             return
         checkpoints = self._checkpoints
@@ -141,6 +140,15 @@ class RowStates:
 
     def _whole(self, tokens: int) -> int:
         return tokens // self.block * self.block
+
+    def _save_answer(self, slot: int, tokens: int) -> None:
+        """Let the next plan save the state behind so many tokens, in place of the last one that the answer left."""
+        row = self._rows[slot]
+        if row.answer == NO_CHECKPOINT:
+            row.answer = self._checkpoints.take()
+        if row.answer != NO_CHECKPOINT:
+            row.answer_tokens = tokens
+            self._save(slot, tokens, row.answer)
 
     def _save(self, slot: int, tokens: int, checkpoint: int) -> None:
         self._changes.append((StateChange.SAVE, slot, tokens, checkpoint))

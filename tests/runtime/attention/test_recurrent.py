@@ -74,7 +74,7 @@ def test_a_convolution_goes_on_where_it_was_cut() -> None:
 def test_rows_keep_their_states_however_steps_are_made(data: st.DataObject) -> None:
     """Prompts in pieces beside rows that decode, and slots that others had before."""
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
-    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"))
+    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"), audit=True)
     weight = torch.randn(SHAPE.channels, 4, generator=generator)
 
     def run(x: torch.Tensor, gates: torch.Tensor, of: RecurrentStates) -> torch.Tensor:
@@ -87,6 +87,7 @@ def test_rows_keep_their_states_however_steps_are_made(data: st.DataObject) -> N
         expected = []
         for x, gate in zip(xs, gates, strict=True):
             alone = RecurrentStates([SHAPE], 1, torch.float32, torch.device("cpu"))
+            alone.change(torch.tensor([(StateChange.ZERO, 0, 0, 0)]).T)
             alone.begin(torch.empty(0, dtype=torch.int32), [Segment(0, 0, len(x))])
             expected.append(run(x, gate, alone))
         done, found = [0] * 3, [list[torch.Tensor]() for _ in range(3)]
@@ -123,7 +124,7 @@ def test_a_sequence_goes_on_from_any_checkpoint(data: st.DataObject) -> None:
     weight = torch.randn(SHAPE.channels, 4, generator=generator)
     length = data.draw(st.integers(2, 150))
     x, gates = torch.randn(length, SHAPE.channels, generator=generator), torch.rand(length, 8, generator=generator)
-    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"), checkpoints=2)
+    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"), checkpoints=2, audit=True)
     no_rows = torch.empty(0, dtype=torch.int32)
 
     def run(start: int, end: int) -> torch.Tensor:

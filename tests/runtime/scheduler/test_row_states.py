@@ -10,6 +10,7 @@ import pytest
 
 from minisgl.scheduler.checkpoints import NO_CHECKPOINT, Checkpoints
 from minisgl.wire.plan import StateChange
+from support.constrained import ToyGrammar
 from support.scheduling import VOCAB, Answer, Harness
 
 PAGE, BLOCK = 4, 64
@@ -40,6 +41,36 @@ def test_the_next_turn_computes_less_than_a_block_of_what_it_repeats(overlap: bo
         answer = answered(served, turn, 70)
         assert answer.cached == max(0, (len(turn) - len(text(20)) - 1) // BLOCK * BLOCK) or seed == 1
         turn = [*turn, *answer.tokens, *text(20, seed)]
+
+
+def test_a_prompt_of_whole_blocks_is_found_whole_by_the_next_turn() -> None:
+    served = harness()
+    answer = answered(served, text(128), 40)
+    assert answered(served, [*text(128), *answer.tokens, *text(20, 1)]).cached == 128
+
+
+@pytest.mark.parametrize("history", [[], text(350)], ids=["first turn", "second turn"])
+def test_choices_of_one_prompt_compute_it_once_but_for_a_block(history: list[int]) -> None:
+    served = harness(page_size=BLOCK, pages=200, max_model_len=1200, checkpoints=40, budget=4096)
+    if history:
+        answered(served, history)
+    prompt = [*history, *text(600, 1)]
+    answers = [served.submit(prompt, 20, seed=seed, ignore_eos=True) for seed in range(8)]
+    before = served.scheduler.counters.prefill_tokens
+    served.run()
+    assert all(answer.tokens == answer.expected() for answer in answers)
+    assert served.scheduler.counters.prefill_tokens - before <= 600 + BLOCK + 7 * 2 * BLOCK
+
+
+def test_a_row_that_ends_before_it_runs_leaves_no_change_of_states() -> None:
+    served = harness()
+    answered(served, text(300))
+    answered(served, text(300, 1))
+    # Its grammar is never compiled, and all but the last of its tokens are cached.
+    waiting = served.submit(text(257), 4, grammar=ToyGrammar(factor=2, length=4, least=2).text)
+    served.step()
+    served.abort(waiting)
+    assert answered(served, text(300, 2)).cached == 0
 
 
 def test_a_prompt_that_is_sent_again_computes_its_last_block_only() -> None:
@@ -155,6 +186,22 @@ def test_the_checkpoint_that_saves_least_goes_first() -> None:
     assert NO_CHECKPOINT not in (short.checkpoint, long.checkpoint)
 
 
+def test_a_checkpoint_that_came_to_save_less_makes_no_other_one_older() -> None:
+    checkpoints = Checkpoints(3, audit=False)
+    for saved in (100, 300):
+        checkpoints.keep(checkpoints.take(), Prefix(saved))
+    shrunk = Prefix(500)
+    checkpoints.keep(checkpoints.take(), shrunk)
+    for saved in (600, 700):
+        checkpoints.keep(checkpoints.take(), Prefix(saved))
+    shrunk.saved = 1
+    checkpoints.keep(checkpoints.take(), idle := Prefix(400))
+    assert shrunk.checkpoint == NO_CHECKPOINT
+    newest = Prefix(400)
+    checkpoints.keep(checkpoints.take(), newest)
+    assert NO_CHECKPOINT not in (newest.checkpoint, idle.checkpoint)
+
+
 def test_what_is_used_outlives_what_saves_more() -> None:
     checkpoints = Checkpoints(3, audit=False)
     long, used = Prefix(1000), Prefix(500)
@@ -172,4 +219,4 @@ def test_rows_cannot_take_checkpoints_of_other_rows() -> None:
     assert checkpoints.take() == 0
     assert checkpoints.take() == NO_CHECKPOINT
     checkpoints.give_back(0)
-    assert (checkpoints.take_freed(), checkpoints.take_freed(), checkpoints.free) == ([0], [], 1)
+    assert (checkpoints.take_freed(), checkpoints.take_freed(), checkpoints.take()) == ([0], [], 0)

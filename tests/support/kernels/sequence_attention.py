@@ -11,6 +11,7 @@ from minisgl.engine.runner import state_shapes
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import LayerConfig, attentions, kv_layers
+from minisgl.wire.plan import StateChange
 
 
 class SequenceAttention:
@@ -65,5 +66,6 @@ def states_of(lengths: Sequence[int], config: ModelConfig, ranks: int = 1) -> Re
     if not shapes:
         return None
     states = RecurrentStates(shapes, len(lengths), torch.float32, torch.device("cpu"))
+    states.change(torch.tensor([(StateChange.ZERO, slot, 0, 0) for slot in range(len(lengths))]).T)
     states.begin(torch.empty(0, dtype=torch.int64), [Segment(slot, 0, each) for slot, each in enumerate(lengths)])
     return states

@@ -103,7 +103,7 @@ class KvEngine:
         self.window_table = self.page_table.copy()
         self.states = [POISON] * limits.max_running
         """Recurrent state of each slot."""
-        self.checkpoints = [POISON] * (limits.checkpoints or 0)
+        self.checkpoints = [POISON] * (limits.state_checkpoints or 0)
         self._saves: dict[tuple[int, int], int] = {}
         """Checkpoints that the executed step saves, by slot and number of tokens."""
         self.last_token = np.full(limits.max_running, -1, np.int64)
@@ -277,7 +277,7 @@ class KvEngine:
     def _store(self, slot: int, position: int, token: int) -> None:
         before = int(self.kv[self._address(slot, position - 1)]) if position else START
         self.kv[self._address(slot, position)] = after = mix(before, token)
-        if self.limits.checkpoints is not None:
+        if self.limits.state_checkpoints is not None:
             self._advance_state(slot, position, before, after)
         if self.limits.window is not None:
             page, place = divmod(position, self.limits.page_size)

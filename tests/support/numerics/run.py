@@ -234,7 +234,7 @@ def _serve_case(
     engine = create_engine(engine_config(checkpoint, config, device, dtype))
     limits = engine.limits
     assert (limits.window, limits.num_window_pages) == (config.window, config.num_window_pages)
-    assert limits.checkpoints == config.checkpoints
+    assert limits.state_checkpoints == config.state_checkpoints
     try:
         return serve(work, config, engine, engine), engine.stats
     finally:
@@ -314,7 +314,7 @@ class _NoModel:
             page_size=config.page_size,
             window=config.window,
             num_window_pages=config.num_window_pages,
-            checkpoints=config.checkpoints,
+            state_checkpoints=config.state_checkpoints,
             max_running=config.max_running,
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,

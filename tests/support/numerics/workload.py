@@ -136,7 +136,7 @@ def scheduler_config(case: Case, work: Workload, num_pages: int, checkpoint: Pat
         num_pages=num_pages,
         window=layout.window,
         num_window_pages=layout.window_pages(num_pages),
-        checkpoints=layout.checkpoints(num_pages) if layout.state_bytes else None,
+        state_checkpoints=layout.state_checkpoints(num_pages) if layout.state_bytes else None,
         page_size=case.page,
         max_running=_OTHERS + 1,
         max_model_len=work.longest,
