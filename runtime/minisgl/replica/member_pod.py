@@ -218,7 +218,8 @@ class MemberPod:
         reason = failure_reason(process.exit_code, start_error, message, oom_killed=kills > self._oom_kills)
         self._oom_kills = kills
         if not process.terminated_by_us:
-            logger.error("%s", message)
+            # In a drain the ranks end together with rank 0; otherwise the leader says what it means.
+            logger.log(logging.ERROR if process.exit_code else logging.INFO, "%s", message)
         return messages.RankEnded(
             epoch=self._start.epoch,
             rank=rank,
