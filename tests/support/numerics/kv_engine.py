@@ -248,7 +248,8 @@ class KvEngine:
             match kind:
                 case StateChange.LOAD:
                     self.states[slot] = self.checkpoints[checkpoint]
-                    assert self.states[slot] == int(self.kv[self._address(slot, tokens - 1)])
+                    stored = int(self.kv[self._address(slot, tokens - 1)])
+                    assert self.states[slot] == stored, f"row {slot} begins with the state of another prefix"
                 case StateChange.ZERO:
                     self.states[slot] = START
                 case StateChange.SAVE:
