@@ -253,7 +253,8 @@ class KvEngine:
                 case StateChange.ZERO:
                     self.states[slot] = START
                 case StateChange.SAVE:
-                    assert (slot, tokens) not in self._saves and checkpoint not in self._saves.values()
+                    assert (slot, tokens) not in self._saves, "a state is to be saved twice"
+                    assert checkpoint not in self._saves.values(), "two states are to be saved in one checkpoint"
                     self._saves[slot, tokens] = checkpoint
                 case _:
                     poisoned.append(checkpoint)
