@@ -86,35 +86,40 @@ def stored_tensors(directory: Path, folders: Iterable[str] = ()) -> dict[str, St
     return tensors
 
 
-def check_tensor(name: str, spec: TensorSpec, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
-    """The stored tensor `name`. Raises ModelError when it is missing, or has another shape or type than `spec`."""
-    stored = tensors.get(name)
+def _missing(name: str, tensors: Mapping[str, StoredTensor]) -> ModelError:
+    """Error for a tensor that is not stored, which names what the checkpoint has in its place."""
     layer = name.removesuffix(".weight")
-    if stored is None and (f"{layer}.weight_packed" in tensors or f"{layer}.qweight" in tensors):
-        raise ModelError(
+    if f"{layer}.weight_packed" in tensors or f"{layer}.qweight" in tensors:
+        return ModelError(
             "quantized_checkpoint",
             f"{layer} is quantized, but config.json's quantization_config does not say so, or the layer is one that "
             "must not be: embeddings, the router of experts and the LM head; use another checkpoint of the model",
         )
     block, _, of_experts = name.partition(".experts.")
     other = f"{block}.experts.{'gate_up_proj' if of_experts[:1].isdigit() else '0.gate_proj.weight'}"
-    if stored is None and of_experts and other in tensors:
-        raise ModelError(
+    if of_experts and other in tensors:
+        return ModelError(
             "quantized_checkpoint",
             f"the checkpoint has {other}, where config.json's quantization_config asks for {name}; supported are all "
             "experts of a layer in one tensor without quantization, and quantized experts in a tensor each; use such a "
             "checkpoint of the model",
         )
-    if stored is None and (scales := tensors.get(f"{name}_inv")) is not None:
-        raise unsupported_quantization(
+    if (scales := tensors.get(f"{name}_inv")) is not None:
+        return unsupported_quantization(
             f"fp8 without weight_block_size in config.json, whose {name}_inv has shape {list(scales.shape)}"
         )
+    return ModelError(
+        "missing_tensor",
+        f"the checkpoint has no tensor {name}; a file may be missing: compare the directory with the model's page "
+        "and check that config.json belongs to these weights",
+    )
+
+
+def check_tensor(name: str, spec: TensorSpec, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
+    """The stored tensor `name`. Raises ModelError when it is missing, or has another shape or type than `spec`."""
+    stored = tensors.get(name)
     if stored is None:
-        raise ModelError(
-            "missing_tensor",
-            f"the checkpoint has no tensor {name}; a file may be missing: compare the directory with the model's page "
-            "and check that config.json belongs to these weights",
-        )
+        raise _missing(name, tensors)
     # A scale of the whole tensor may have no dimension or one.
     if stored.shape != spec.shape and not (spec.shape == (1,) and stored.shape == ()):
         raise ModelError(

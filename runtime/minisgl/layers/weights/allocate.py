@@ -133,8 +133,8 @@ def allocate_stacked_experts(
     [count, hidden, size], which are not quantized. They become the model's dtype. Raises ModelError if config.json says
     that they are."""
     for name in (gate_up, down):
-        stored = parameters.format_of(name.removesuffix(".weight"))
-        if stored is not None and not (isinstance(stored, Fp8Channels) and stored.while_loading):
+        stored = parameters.stored_format_of(name.removesuffix(".weight"))
+        if stored is not None:
             raise ModelError(
                 "quantized_checkpoint",
                 f"{name} has all experts of a layer and is quantized, as {stored.name}; supported are such tensors in "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minisgl.layers.weights.formats import Quantization, TensorSpec, WeightFormat
+from minisgl.layers.weights.formats import Fp8Channels, Quantization, TensorSpec, WeightFormat
 from minisgl.layers.weights.weight import QuantizedWeight, Stack
 
 
@@ -124,6 +124,11 @@ class Parameters:
     def format_of(self, layer: str) -> WeightFormat | None:
         """Format in which the checkpoint stores the weight of a linear layer; None: it is not quantized."""
         return None if self._quantization is None else self._quantization.format_of(layer)
+
+    def stored_format_of(self, layer: str) -> WeightFormat | None:
+        """The same; None also for a weight in 16 or 32 bits that is quantized while it is loaded."""
+        found = self.format_of(layer)
+        return None if isinstance(found, Fp8Channels) and found.while_loading else found
 
     def add_source(
         self,

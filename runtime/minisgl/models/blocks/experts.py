@@ -18,7 +18,6 @@ from minisgl.layers.weights.allocate import (
     allocate_stacked_experts,
 )
 from minisgl.layers.weights.dense import DenseWeight
-from minisgl.layers.weights.formats import Fp8Channels
 from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
@@ -177,8 +176,7 @@ class FeedForwardBesideExperts:
         each_expert = [
             ExpertNames(*(f"{name}.{i}.{each}_proj" for each in ("gate", "up", "down"))) for i in range(moe.num_experts)
         ]
-        stored = parameters.format_of(each_expert[0].gate)
-        if stored is not None and not (isinstance(stored, Fp8Channels) and stored.while_loading):
+        if parameters.stored_format_of(each_expert[0].gate) is not None:
             return allocate_experts(parameters, each_expert, hidden, size, parallel.shard(size), keep=False)
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
         return allocate_stacked_experts(parameters, both, down, moe.num_experts, hidden, size, parallel.shard(size))
