@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -38,6 +38,8 @@ _RECONCILE_TIMEOUT: Final = 60.0
 _PERMISSIONS_SECONDS: Final = 10.0
 _RESYNC_RETRY_SECONDS: Final = 5.0
 _RELIST_SECONDS: Final = 5.0
+_FLUSH_SECONDS: Final = 8.0
+"""Less than a Lease lasts that is no longer renewed."""
 # A list of a large cluster takes long.
 _RESYNC_GRACE: Final = 60.0
 
@@ -91,6 +93,7 @@ class Controller:
         self._resync_due = asyncio.Event()
         self._relist: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._events: asyncio.Task[None] | None = None
         self._fatal_error = ""
 
     @property
@@ -119,7 +122,7 @@ class Controller:
         self._waiting_for_lease = False
         for number in range(_WORKERS):
             self._spawn(self._work(), f"worker {number}")
-        self._spawn(self._recorder.run(), "events")
+        self._events = self._spawn(self._recorder.run(), "events")
         await self._wait_for_permissions()
         self._spawn(self._nodes.run(), "nodes")
         await self._nodes.attempted.wait()
@@ -132,9 +135,14 @@ class Controller:
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._events is not None:
+            tasks.remove(self._events)
+        await _cancel(tasks)
+        if self._events is not None:
+            # The statuses that they report are written: the next operator sees no change.
+            await self._recorder.flush(_FLUSH_SECONDS)
+            await _cancel([self._events])
+            self._events = None
         self.queue.close()
         if self._relist is not None:
             self._relist.cancel()
@@ -289,10 +297,12 @@ class Controller:
                 self.store.put(body)
         self.store.sweep(resource, present, namespace, version)
 
-    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """Run a task until `stop`; a mistake in it fails the health of the process."""
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._on_task_end)
         self._tasks.append(task)
+        return task
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         """A task ends with an error only through a bug; /healthz then fails, and a new process takes over."""
@@ -342,3 +352,10 @@ def _is_edited(body: Manifest) -> bool:
     if body["kind"] != MODEL.kind:
         return False
     return bool(body.get("status", {}).get("observedGeneration") != body["metadata"]["generation"])
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their ends."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

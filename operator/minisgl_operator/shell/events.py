@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,6 +43,7 @@ class Recorder:
         self._client = client
         self._instance = instance[:128]
         self._pending: asyncio.Queue[tuple[Manifest, ModelEvent]] = asyncio.Queue(_MAX_PENDING)
+        self._flushing = asyncio.Event()
         self._unsent = 0
         # By uid of the model, the time at which all its events would have been recorded at the steady rate.
         self._free: dict[str, float] = {}
@@ -67,13 +69,23 @@ class Recorder:
             model, event = await self._pending.get()
             # `free`: the time at which all events so far would have been sent at the steady rate.
             free = max(free, clock() - _ALL_BURST / _ALL_PER_SECOND) + 1 / _ALL_PER_SECOND
-            await asyncio.sleep(free - clock())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(free - clock()):
+                    await self._flushing.wait()
             try:
                 await self._send(model, event)
             except ApiError as error:
                 _log.warning("Could not record the event %s: %s", event.reason, error.message)
             finally:
                 self._unsent -= 1
+                self._pending.task_done()
+
+    async def flush(self, seconds: float) -> None:
+        """Send all recorded events without the pause between them, for at most so long. What remains is lost."""
+        self._flushing.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._pending.join()
 
     async def _send(self, model: Manifest, event: ModelEvent) -> None:
         now = asyncio.get_running_loop().time()

@@ -73,10 +73,18 @@ async def _run(config: Config) -> int:
     loop.set_exception_handler(report_loop_error)
     this = asyncio.current_task()
     assert this is not None
+    ends = False
+
+    def end() -> None:
+        """Cancel this task, but not what it does at its end."""
+        nonlocal ends
+        if not ends:
+            ends = True
+            this.cancel()
 
     def take_signals() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, this.cancel)
+            loop.add_signal_handler(number, end)
 
     take_signals()
     async with Client(where, counts.requested) as client:
@@ -87,14 +95,16 @@ async def _run(config: Config) -> int:
         def exit_for_restart() -> None:
             nonlocal restarts
             restarts = True
-            this.cancel()
+            end()
 
         controller = Controller(client, config, identity, counts, lambda: lease.held, on_restart=exit_for_restart)
 
         async def finish() -> None:
-            await controller.stop()
+            nonlocal ends
+            ends = True
             if keeper is not None:
                 keeper.cancel()
+            await controller.stop()
             await lease.release()
 
         try:
