@@ -78,15 +78,22 @@ def _pythonic(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bo
     )
 
 
+def _pythonic_marked(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
+    rules = _python_rules(tools)
+    calls = several("call_one", '", " call_one', parallel)
+    return CallRules(rules, pythonic.LIST_START, f'"[" {calls} "]" {marker(answers, pythonic.LIST_END)}')
+
+
 def _pythonic_lines(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
+    lines = several("call_one", '"\\n" call_one', parallel)
+    return CallRules(_python_rules(tools), pythonic.START, f'"\\n" {lines} "\\n" {marker(answers, pythonic.END)}')
+
+
+def _python_rules(tools: Sequence[CallableTool]) -> tuple[str, ...]:
+    """Return the rules of `call_one`, a call of any of these tools."""
     calls = [f'{lark.literal(f"{tool.name}(")} call_{number} ")"' for number, tool in enumerate(tools)]
     rules = [of_tool(tool, _python_arguments, f"call_{number}") for number, tool in enumerate(tools)]
-    lines = several("call_one", '"\\n" call_one', parallel)
-    return CallRules(
-        (*rules, f"call_one: {lark.one_of(calls)}", "CALL_KEY: /[A-Za-z_][A-Za-z_0-9]*/"),
-        pythonic.START,
-        f'"\\n" {lines} "\\n" {marker(answers, pythonic.END)}',
-    )
+    return (*rules, f"call_one: {lark.one_of(calls)}", "CALL_KEY: /[A-Za-z_][A-Za-z_0-9]*/")
 
 
 def _mistral(answers: AnswerFormat, tools: Sequence[CallableTool], parallel: bool) -> CallRules:
@@ -164,6 +171,7 @@ _BUILDERS: Final[Mapping[str, _Builder]] = {
     **{name: partial(xml_rules, syntax) for name, syntax in xml_call.SYNTAXES.items()},
     "llama3_json": _llama_json,
     "pythonic": _pythonic,
+    "lfm2": _pythonic_marked,
     "olmo3": _pythonic_lines,
     "hunyuan": _hunyuan,
     "hunyuan_a13b": _hunyuan_list,

@@ -55,6 +55,10 @@ def _pythonic(_: AnswerFormat, calls: Sequence[Call]) -> str:
     return f"[{', '.join(_python_call(*call) for call in calls)}]"
 
 
+def _pythonic_marked(answers: AnswerFormat, calls: Sequence[Call]) -> str:
+    return f"{pythonic.LIST_START}{_pythonic(answers, calls)}{pythonic.LIST_END}"
+
+
 def _pythonic_lines(_: AnswerFormat, calls: Sequence[Call]) -> str:
     return "\n".join((pythonic.START, *(_python_call(*call) for call in calls), pythonic.END))
 
@@ -121,6 +125,7 @@ _WRITERS: Final[Mapping[str, Callable[[AnswerFormat, Sequence[Call]], str]]] = {
     **{name: partial(_xml, syntax) for name, syntax in xml_call.SYNTAXES.items()},
     "llama3_json": _llama_json,
     "pythonic": _pythonic,
+    "lfm2": _pythonic_marked,
     "olmo3": _pythonic_lines,
     "hunyuan": _hunyuan,
     "hunyuan_a13b": _hunyuan_list,

@@ -15,7 +15,7 @@ from minisgl.parsing.llama_json import LLAMA_JSON
 from minisgl.parsing.marked_json import JSON_FORMATS
 from minisgl.parsing.mistral import MISTRAL
 from minisgl.parsing.names import Parsers
-from minisgl.parsing.pythonic import PYTHONIC, PYTHONIC_LINES
+from minisgl.parsing.pythonic import PYTHONIC, PYTHONIC_LINES, PYTHONIC_MARKED
 from minisgl.parsing.reasoning import ReasoningFormat
 from minisgl.parsing.tool_format import ToolFormat
 from minisgl.parsing.xml_call import XML_FORMATS
@@ -37,6 +37,7 @@ _TOOL_FORMATS: Final[Mapping[str, ToolFormat | None]] = {
     "gemma4": GEMMA,
     "hunyuan": HUNYUAN,
     "hunyuan_a13b": HUNYUAN_LIST,
+    "lfm2": PYTHONIC_MARKED,
     "olmo3": PYTHONIC_LINES,
     "exaone4": JSON_FORMATS["exaone4"],
     "granite": JSON_FORMATS["granite"],
@@ -80,6 +81,7 @@ _BY_TEXT: Final[tuple[tuple[tuple[str, ...], ToolFormat], ...]] = (
     (("<seed:tool_call>",), XML_FORMATS["seed_oss"]),
     (("<function=", "<parameter="), XML_FORMATS["qwen3_coder"]),
     (("<function_calls>",), PYTHONIC_LINES),
+    (("<|tool_call_start|>",), PYTHONIC_MARKED),
     (("<tool_calls>", "```json"), HUNYUAN),
     (("<tool_calls>[",), HUNYUAN_LIST),
     (("[TOOL_CALLS]",), MISTRAL),
@@ -96,6 +98,7 @@ _BY_TEXT: Final[tuple[tuple[tuple[str, ...], ToolFormat], ...]] = (
 _BY_TOKEN: Final = (
     ("[TOOL_CALLS]", MISTRAL),
     ("<tool_call>", JSON_FORMATS["hermes"]),
+    ("<|tool_call_start|>", PYTHONIC_MARKED),
     ("<|python_tag|>", LLAMA_JSON),
 )
 _USES_TOOLS: Final = re.compile(r"\btools\b")

@@ -21,6 +21,7 @@ ToolCallParser = Literal[
     "hermes",
     "hunyuan",
     "hunyuan_a13b",
+    "lfm2",
     "llama3",
     "llama3_json",
     "llama4_json",

@@ -1,5 +1,5 @@
-"""Pythonic calls: `[f(a=1, b='x'), g()]`, as Llama 3.2 and Llama 4 write them; OLMo 3 writes each on a line of its own,
-between markers."""
+"""Pythonic calls: `[f(a=1, b='x'), g()]`, as Llama 3.2 and Llama 4 write them; LFM2 puts markers around the list, and
+OLMo 3 writes each on a line of its own, between markers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from minisgl.parsing.tool_format import ToolFormat, Tools
 
 START: Final = "<function_calls>"
 END: Final = "</function_calls>"
+LIST_START: Final = "<|tool_call_start|>"
+LIST_END: Final = "<|tool_call_end|>"
 _NAME: Final = re.compile(r"[\w.\-]*")
 _KEY: Final = re.compile(r"\w*")
 _SPECIAL: Final = re.compile(r"""["'()\[\]{},]""")
@@ -23,6 +25,13 @@ _SPECIAL: Final = re.compile(r"""["'()\[\]{},]""")
 def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
     yield from reader.expect("[")
     yield from parse_list(reader, output, lambda: _call(reader, output, tools))
+
+
+def _parse_marked(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
+    yield from reader.skip_text(LIST_START)
+    yield from reader.skip(SPACE)
+    yield from _parse(reader, output, tools)
+    yield from reader.skip_ends(LIST_END, SPACE)
 
 
 def _parse_lines(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
@@ -147,4 +156,5 @@ def _ignore(text: str) -> None:
 
 
 PYTHONIC: Final = ToolFormat("pythonic", (), _parse, bare="[")
+PYTHONIC_MARKED: Final = ToolFormat("lfm2", (LIST_START,), _parse_marked, (LIST_END,), is_inline=True)
 PYTHONIC_LINES: Final = ToolFormat("olmo3", (START,), _parse_lines, (END,))

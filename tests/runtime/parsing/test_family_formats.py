@@ -31,6 +31,7 @@ MARKERS: Final[dict[ToolCallParser, tuple[str, ...]]] = {
     "hunyuan": (),
     "hunyuan_a13b": (),
     "olmo3": (),
+    "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
 }
 """Markers that the vocabulary of the family has as tokens, by format."""
 SYNTAX: Final = (
@@ -40,6 +41,7 @@ SYNTAX: Final = (
     *("<seed:tool_call>", "</seed:tool_call>", "<function=now>", "<parameter=text>", "</parameter>", "</function>"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "text", "now", "```json\n", "```", "get_weather"),
     *("{", "}", "[", "]", "(", ")", ",", ":", "=", '"', "'", "\\", "\n", " ", "null", "True", "12", "é", "🙂", "x"),
+    *("<|tool_call_start|>", "<|tool_call_end|>"),
     *('{"name": "now", "arguments": {', "now(", "text=", "now{", "text:", "\x00", "</think>"),
 )
 
@@ -190,6 +192,8 @@ def test_damaged_calls_give_the_same_output_in_pieces(name: ToolCallParser, seed
         ("hunyuan", "<tool_calls>\n<tool_call>now\n```json\n[1]\n```</tool_call>"),
         ("hunyuan_a13b", "<tool_calls>none</tool_calls>"),
         ("olmo3", "<function_calls>\nnow"),
+        ("lfm2", "<|tool_call_start|>now()<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[other()]<|tool_call_end|>"),
         ("olmo3", "<function_calls>\n1 + 1\n</function_calls>"),
     ],
 )
@@ -256,6 +260,12 @@ def test_what_only_looks_like_a_call_is_text(name: str, text: str) -> None:
             ", other(a=1)]</function_calls>",
         ),
         ("olmo3", "<function_calls>other(a=null)</function_calls>", [("other", '{"a": null}')], ""),
+        (
+            "lfm2",
+            "<|tool_call_start|>[now(), now(a='x')]<|tool_call_end|>I look.",
+            [("now", "{}"), ("now", '{"a": "x"}')],
+            "I look.",
+        ),
     ],
 )
 def test_broken_calls_keep_what_can_be_understood(

@@ -75,8 +75,30 @@ _OLMO3: Final = (
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>' }}{%- endif %}
 """
 )
-_SEED_OSS: Final = (
-    """\
+_LFM2: Final = (
+    "{{- '<|startoftext|><|im_start|>system\\nList of tools: ' }}"
+    + _TOOLS
+    + """
+{{- '<|im_end|>\\n' }}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.tool_calls %}
+        {{- '<|tool_call_start|>[' }}
+        {%- for call in message.tool_calls %}
+            {{- call.function.name + '(' }}
+            {%- for key, value in call.function.arguments.items() %}
+                {{- key + '=' + (value | tojson) + (', ' if not loop.last else '') }}
+            {%- endfor %}
+            {{- ')' + (', ' if not loop.last else '') }}
+        {%- endfor %}
+        {{- ']<|tool_call_end|>' }}
+    {%- endif %}
+    {{- (message.content or '') + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+)
+_SEED_OSS: Final = """\
 {%- if thinking_budget is not defined %}{%- set thinking_budget = -1 %}{%- endif %}
 {{- '<seed:bos>system\\n' }}
 {%- for tool in tools or [] %}
@@ -107,7 +129,6 @@ _SEED_OSS: Final = (
     {%- if thinking_budget == 0 %}{{- '<seed:think><seed:cot_budget_reflect>' }}{%- endif %}
 {%- endif %}
 """
-)
 
 
 def _json_calls(before: str, behind: str) -> str:
@@ -307,6 +328,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "granite": Family(_GRANITE, ("<|tool_call|>",), "granite", "ernie45"),
     "olmo3": Family(_OLMO3, (), "olmo3", None),
     "olmo3-think": Family(_OLMO3 + "{# </think> #}", _THINK, "olmo3", "qwen3"),
+    "lfm2": Family(_LFM2, ("<|tool_call_start|>", "<|tool_call_end|>"), "lfm2", None),
     "seed-oss": Family(
         _SEED_OSS, ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"), "seed_oss", "seed_oss"
     ),
