@@ -197,10 +197,16 @@ def microseconds(call: Call, layers: int) -> float:
     return float(begin.elapsed_time(end)) * 1e3 / REPLAYS / calls
 
 
+def inner_size_of(config: ModelConfig) -> int:
+    block = config.layers[0].feed_forward
+    assert block is not None
+    return block.intermediate_size
+
+
 def calls_of(model: Decoder, rows: int) -> dict[str, tuple[Call, float]]:
     """Calls by name, with the bytes that each reads and writes."""
     config, layers = model.config, model.layers
-    of, inner_size = config.attention, config.layers[0].feed_forward.intermediate_size
+    of, inner_size = config.attention, inner_size_of(config)
 
     def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(rows, width, device="cuda").to(dtype)
@@ -295,7 +301,7 @@ def tune(models: dict[str, Decoder], bandwidth: float) -> None:
             "norm + qkv": (config.hidden_size, 1),
             "o": (config.attention.num_heads * config.attention.head_dim, 1),
             "norm + gate_up + silu": (config.hidden_size, 2),
-            "down": (config.layers[0].feed_forward.intermediate_size, 1),
+            "down": (inner_size_of(config), 1),
         }
         calls = calls_of(model, 1)
         for kernel, (inputs, weight_rows) in widths.items():

@@ -43,7 +43,7 @@ def flops(config: ModelConfig, lengths: Sequence[int]) -> float:
     total, hidden = 0.0, config.hidden_size
     for layer in config.body.layers:
         of, block = layer.attention, layer.feed_forward
-        assert isinstance(of, AttentionConfig)
+        assert isinstance(of, AttentionConfig) and block is not None
         heads = of.num_heads * of.head_dim
         gated = getattr(block, "is_gated", True)
         weights = hidden * (2 * heads + 2 * of.num_kv_heads * of.head_dim)

@@ -45,8 +45,9 @@ def host_microseconds(call: Callable[[], object]) -> float:
 def calls_of(model: Decoder, tokens: int) -> dict[str, Callable[[], object]]:
     config, layer = model.config, model.layers[0]
     block, attention = layer.feed_forward, layer.attention
-    assert isinstance(block, FeedForward)
-    of, inner_size = config.attention, config.layers[0].feed_forward.intermediate_size
+    sizes = config.layers[0].feed_forward
+    assert isinstance(block, FeedForward) and sizes is not None
+    of, inner_size = config.attention, sizes.intermediate_size
 
     def draw(width: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.randn(tokens, width, device="cuda").to(dtype)

@@ -120,7 +120,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1, le=256)] | None,
         option(
             "tokens per page of the KV pool",
-            default=f"{DEFAULT_PAGE_SIZE['cuda']} tokens on CUDA and for models with linear attention, "
+            default=f"{DEFAULT_PAGE_SIZE['cuda']} tokens on CUDA and for models with recurrent states, "
             f"{DEFAULT_PAGE_SIZE['cpu']} on a CPU",
         ),
     ] = None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.kernels.pointwise.norm import add_layer_norm, add_rms_norm
-from minisgl.layers.activation import GatedActivation, gelu_tanh_and_mul, silu_and_mul
+from minisgl.layers.activation import FeedForwardActivation, gelu_tanh_and_mul, silu_and_mul
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 
@@ -56,6 +56,6 @@ def test_add_layer_norm(count: int, width: int, with_residual: bool, with_bias: 
 @DTYPES
 @pytest.mark.parametrize(("count", "width"), [(1, 3072), (300, 17), (5, 17_408)])
 @pytest.mark.parametrize("activation", [silu_and_mul, gelu_tanh_and_mul])
-def test_gated_activations(activation: GatedActivation, count: int, width: int, dtype: torch.dtype) -> None:
+def test_gated_activations(activation: FeedForwardActivation, count: int, width: int, dtype: torch.dtype) -> None:
     gate_up = _random(count, 2 * width, dtype=dtype) * 4
     _close(activation(gate_up.cuda()), activation(gate_up.double()), activation(gate_up))

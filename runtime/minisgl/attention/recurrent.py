@@ -1,29 +1,42 @@
-"""States of layers with linear attention, and the order in which the sequences of a step read and write them."""
+"""Recurrent states of layers, and the order in which the sequences of a step read and write them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
-from minisgl.kernels.attention.gated_delta import convolve, many_tokens, normalized, one_token
+from minisgl.attention.state_shape import StateShape
+from minisgl.kernels.attention.causal_convolution import convolve
 from minisgl.wire.plan import StateChange
 
 
-class StateShape(NamedTuple):
-    """State of a sequence in one layer, on one rank."""
+class Convolution(NamedTuple):
+    """Convolution of a layer over time, of each channel by itself."""
 
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    kernel_size: int
+    weight: torch.Tensor
+    """[channels, kernel_size]"""
+    bias: torch.Tensor | None = None
+    silu: bool = True
+    """The activation follows."""
 
-    @property
-    def channels(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+class Rule(Protocol):
+    """What the tokens of a layer do to its matrices, and read from them: `mixed` [N, channels], what the convolution
+    gives, and `gates` [N, …] to outputs [N, heads, value_dim] in float32 and the new matrices."""
+
+    def one_token(
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next token of N sequences; `state` [N, heads, key_dim, value_dim] float32."""
+        ...
+
+    def many_tokens(
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next N tokens of one sequence; `state` [heads, key_dim, value_dim] float32."""
+        ...
 
 
 class Segment(NamedTuple):
@@ -58,16 +71,15 @@ class RecurrentStates:
         checkpoints: int = 0,
         audit: bool = False,
     ) -> None:
-        """`shapes`: of each layer with linear attention; `rows`: of the tables. Matrices are kept in float32, because
+        """`shapes`: of each layer with a state; `rows`: of the tables. Matrices are kept in float32, because
         rounding adds up over a text. `audit`: fill them with NaN, which shows where one is read before it is set."""
-        self._shapes = tuple(shapes)
         self._rows = rows
         places = rows + checkpoints
         # Not zeros: on a CPU, memory of the operating system is only taken when it is written.
         self._inputs = [
             torch.empty(places, of.kernel_size - 1, of.channels, dtype=dtype, device=device) for of in shapes
         ]
-        self._matrices = [torch.empty(places, of.value_heads, of.key_dim, of.value_dim, device=device) for of in shapes]
+        self._matrices = [torch.empty(places, of.heads, of.key_dim, of.value_dim, device=device) for of in shapes]
         if audit:
             self._fill(slice(None), float("nan"))
         # No plan sets that of the dummy row.
@@ -105,20 +117,20 @@ class RecurrentStates:
         self._pieces = [piece for segment in segments for piece in _pieces(segment, self._saves.pop(segment.slot, []))]
         self._decode_saves = [(slot, place) for slot, saves in self._saves.items() for _, place in saves]
 
-    def attend(
-        self, layer: int, x: torch.Tensor, weight: torch.Tensor, decay: torch.Tensor, step: torch.Tensor
+    def mix(
+        self, layer: int, x: torch.Tensor, convolution: Convolution, rule: Rule | None, *gates: torch.Tensor
     ) -> torch.Tensor:
-        """Queries, keys and values of all tokens x [T, channels] before their convolution with `weight` [channels,
-        kernel_size], decay and step [T, value heads] in float32, to outputs [T, value heads, value_dim] in float32.
-        `layer`: its number among the layers with linear attention."""
+        """Inputs of all tokens x [T, channels] to outputs [T, heads, value_dim] in float32; without a rule to those of
+        the convolution, [T, channels]. `layer`: its number among the layers with states; `gates`: [T, …]."""
         inputs, matrices = self._inputs[layer], self._matrices[layer]
         outputs = []
         rows = len(self._decode_slots)
         if rows:
             slots = self._decode_slots
-            mixed, inputs[slots] = convolve(x[:rows, None], inputs[slots], weight)
-            parts = self._split(layer, mixed[:, 0])
-            out, matrices[slots] = one_token(*parts, decay[:rows], step[:rows], matrices[slots])
+            out, inputs[slots] = convolve(x[:rows, None], inputs[slots], *convolution[:2], silu=convolution.silu)
+            out = out[:, 0]
+            if rule is not None:
+                out, matrices[slots] = rule.one_token(out, tuple(each[:rows] for each in gates), matrices[slots])
             outputs.append(out)
             for slot, place in self._decode_saves:
                 inputs[place], matrices[place] = inputs[slot], matrices[slot]
@@ -126,9 +138,10 @@ class RecurrentStates:
         for slot, length, saved in self._pieces:
             part = slice(begin, begin + length)
             begin += length
-            mixed, last = convolve(x[None, part], inputs[slot, None], weight)
-            inputs[slot] = last[0]
-            out, matrices[slot] = many_tokens(*self._split(layer, mixed[0]), decay[part], step[part], matrices[slot])
+            mixed, last = convolve(x[None, part], inputs[slot, None], *convolution[:2], silu=convolution.silu)
+            out, inputs[slot] = mixed[0], last[0]
+            if rule is not None:
+                out, matrices[slot] = rule.many_tokens(out, tuple(each[part] for each in gates), matrices[slot])
             outputs.append(out)
             if saved is not None:
                 inputs[saved], matrices[saved] = inputs[slot], matrices[slot]
@@ -137,17 +150,6 @@ class RecurrentStates:
     def _fill(self, place: int | slice, value: float) -> None:
         for states in (*self._inputs, *self._matrices):
             states[place] = value
-
-    def _split(self, layer: int, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[N, channels] to queries and keys [N, value heads, key_dim] and values [N, value heads, value_dim]."""
-        of = self._shapes[layer]
-        keys = of.key_heads * of.key_dim
-        q, k, v = mixed.split((keys, keys, of.value_heads * of.value_dim), dim=-1)
-        group = of.value_heads // of.key_heads
-        queries, known = (
-            normalized(part.unflatten(-1, (of.key_heads, of.key_dim))).repeat_interleave(group, 1) for part in (q, k)
-        )
-        return queries * of.key_dim**-0.5, known, v.unflatten(-1, (of.value_heads, of.value_dim)).float()
 
 
 def _pieces(segment: Segment, saves: Sequence[tuple[int, int]]) -> Iterator[_Piece]:

@@ -20,7 +20,7 @@ from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
-from minisgl.engine.runner import Runner, attention_shapes, state_shapes
+from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
@@ -318,8 +318,8 @@ class _EngineBuilder:
 
     def _new_states(self, full_pages: int) -> RecurrentStates | None:
         """States of all rows, the dummy row included, and their checkpoints beside so many pages; None: no layer has
-        linear attention."""
-        shapes = state_shapes(self._model_config, self._parallel.size)
+        one."""
+        shapes = self._model_config.state_shapes(self._parallel.size)
         if not shapes:
             return None
         rows, checkpoints = self._config.max_running, self._layout.state_checkpoints(full_pages)

@@ -11,7 +11,7 @@ import torch
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, KVPool
 from minisgl.attention.layered import LayeredAttention
-from minisgl.attention.recurrent import RecurrentStates, Segment, StateShape
+from minisgl.attention.recurrent import RecurrentStates, Segment
 from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
@@ -54,20 +54,6 @@ def attention_shapes(
             sinks=of.sinks,
         )
         for of in config.attentions
-    ]
-
-
-def state_shapes(config: ModelConfig, tensor_parallel: int) -> list[StateShape]:
-    """State of each layer with linear attention on one of `tensor_parallel` ranks."""
-    return [
-        StateShape(
-            key_heads=of.num_key_heads // tensor_parallel,
-            value_heads=of.num_value_heads // tensor_parallel,
-            key_dim=of.key_dim,
-            value_dim=of.value_dim,
-            kernel_size=of.kernel_size,
-        )
-        for of in config.recurrences
     ]
 
 

@@ -1,4 +1,5 @@
-"""Gated activations: act(gate) * up, with gate and up side by side in the last dimension (arXiv:2002.05202)."""
+"""Activations of feed-forwards. Gated ones are act(gate) * up, with gate and up side by side in the last dimension
+(arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-GatedActivation = Callable[[torch.Tensor], torch.Tensor]
-"""[..., 2 n] to [..., n]."""
+FeedForwardActivation = Callable[[torch.Tensor], torch.Tensor]
+"""[..., 2 n] to [..., n], or without a gate [..., n]."""
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -49,8 +50,14 @@ class ClampedGate:
         return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
 
 
-GATED_ACTIVATIONS: Final[Mapping[str, GatedActivation]] = {
+def relu_squared(x: torch.Tensor) -> torch.Tensor:
+    """Without a gate: [..., n] to [..., n] (arXiv:2109.08668)."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: Final[Mapping[str, FeedForwardActivation]] = {
     "silu": silu_and_mul,
     "gelu": gelu_and_mul,
     "gelu_tanh": gelu_tanh_and_mul,
+    "relu2": relu_squared,
 }

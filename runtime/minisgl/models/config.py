@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from minisgl.attention.state_shape import StateShape
 from minisgl.config import DEFAULT_PAGE_SIZE, Device, DType, EngineConfig
 from minisgl.errors import ModelError
 from minisgl.json_file import read_json_object
@@ -23,11 +24,13 @@ from minisgl.layers.weights.formats import (
 from minisgl.models.decoder_config import (
     AttentionConfig,
     DecoderConfig,
-    GatedDeltaConfig,
     LayerConfig,
+    Mamba2Config,
     MoeConfig,
+    Recurrence,
     attentions,
     kv_layers,
+    recurrences,
 )
 from minisgl.models.encoder_config import EncoderConfig
 from minisgl.models.families import ENCODERS, FAMILIES, MISSING, Family, family_of
@@ -37,7 +40,7 @@ from minisgl.models.overrides import override
 from minisgl.models.score_fields import Scores, read_scores
 
 LINEAR_ATTENTION: Final = (
-    "layers with linear attention, of which this model has some, are computed on CPUs only so far: start with "
+    "layers with a recurrent state, of which this model has some, are computed on CPUs only so far: start with "
     "--device cpu"
 )
 
@@ -97,9 +100,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(attentions(self.body.layers))
 
     @property
-    def recurrences(self) -> tuple[GatedDeltaConfig, ...]:
-        """Attention of the layers with a recurrent state."""
-        return tuple(layer.attention for layer in self.layers if isinstance(layer.attention, GatedDeltaConfig))
+    def recurrences(self) -> tuple[Recurrence, ...]:
+        """What the layers with a recurrent state have in place of attention."""
+        return tuple(recurrences(self.layers))
+
+    def state_shapes(self, ranks: int = 1) -> list[StateShape]:
+        """State of each layer that has one, on one of `ranks` ranks."""
+        return [of.state_shape(ranks) for of in self.recurrences]
 
     @property
     def is_causal(self) -> bool:
@@ -151,7 +158,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             full_bytes=full,
             window_bytes=in_window,
             window=max(windows) or None,
-            state_bytes=sum(of.state_bytes(activation_bytes) for of in self.recurrences) // config.tensor_parallel,
+            state_bytes=sum(of.num_bytes(activation_bytes) for of in self.state_shapes(config.tensor_parallel)),
             caches_states=config.cache == "radix",
             max_model_len=max_model_len,
             max_running=config.max_running,
@@ -210,15 +217,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def _splits(self, size: int) -> bool:
         heads, kv_heads, feed_forward = self._split_sizes()
-        kv_split = all(count % size == 0 or size % count == 0 for count in kv_heads)
+        groups = [of.num_groups for of in self.recurrences if isinstance(of, Mamba2Config)]
+        kv_split = all(count % size == 0 or size % count == 0 for count in (*kv_heads, *groups))
         return kv_split and math.gcd(*heads, *feed_forward) % size == 0
 
     def _split_sizes(self) -> tuple[list[int], list[int], list[int]]:
         """Numbers of query heads and KV heads, and intermediate sizes, of all layers, those of experts first."""
-        blocks, parts = self.attentions, [layer.feed_forward for layer in self.body.layers]
+        blocks, parts = self.attentions, [part for layer in self.body.layers if (part := layer.feed_forward)]
         experts = [moe for layer in self.layers if (moe := layer.moe)]
         shared = [part.shared for part in experts if part.shared is not None]
-        recurrent = [of.num_key_heads for of in self.recurrences]
+        recurrent = [of.parts for of in self.recurrences]
         every = (
             [*(of.num_heads for of in blocks), *recurrent],
             [of.num_kv_heads for of in blocks],

@@ -16,11 +16,13 @@ from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.blocks.experts import FeedForwardBesideExperts, SparseFeedForward
 from minisgl.models.blocks.feed_forward import FeedForward
 from minisgl.models.blocks.gated_delta import GatedDeltaNet
+from minisgl.models.blocks.mamba2 import Mamba2
 from minisgl.models.blocks.norms import BlockEnd, norm_of
 from minisgl.models.blocks.self_attention import Angles, SelfAttention, length_of, local_kv_heads
+from minisgl.models.blocks.short_convolution import ShortConvolution
 from minisgl.models.blocks.token_inputs import TokenInput, TokenInputTable
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import GatedDeltaConfig, MoeConfig
+from minisgl.models.decoder_config import GatedDeltaConfig, Mamba2Config, MoeConfig, ShortConvolutionConfig
 
 
 class DecoderLayer:
@@ -29,15 +31,24 @@ class DecoderLayer:
 
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         of = config.layers[layer]
-        self.mixer: SelfAttention | GatedDeltaNet
-        if isinstance(of.attention, GatedDeltaConfig):
-            self.mixer = GatedDeltaNet(config, parallel, parameters, layer)
-        else:
-            self.mixer = SelfAttention(config, parallel, parameters, layer)
+        self.mixer: SelfAttention | GatedDeltaNet | Mamba2 | ShortConvolution | None
+        match of.attention:
+            case GatedDeltaConfig():
+                self.mixer = GatedDeltaNet(config, parallel, parameters, layer)
+            case Mamba2Config():
+                self.mixer = Mamba2(config, parallel, parameters, layer)
+            case ShortConvolutionConfig():
+                self.mixer = ShortConvolution(config, parallel, parameters, layer)
+            case None:
+                self.mixer = None
+            case _:
+                self.mixer = SelfAttention(config, parallel, parameters, layer)
         names = config.decoder.names
         self.attention_end = BlockEnd(config, parameters, layer, names.attention_end_norm)
-        self.feed_forward: FeedForward | SparseFeedForward | FeedForwardBesideExperts
-        if of.experts_beside is not None:
+        self.feed_forward: FeedForward | SparseFeedForward | FeedForwardBesideExperts | None
+        if of.feed_forward is None:
+            self.feed_forward = None
+        elif of.experts_beside is not None:
             self.feed_forward = FeedForwardBesideExperts(config, of.experts_beside, parallel, parameters, layer)
         elif isinstance(of.feed_forward, MoeConfig):
             self.feed_forward = SparseFeedForward(config, of.feed_forward, parallel, parameters, layer)
@@ -67,19 +78,23 @@ class DecoderLayer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`rows`: compute only these behind the attention; nothing reads the others. `token_inputs`: [T, layers, size],
         and `states`, if the model has some."""
-        if isinstance(self.mixer, GatedDeltaNet):
+        stream = residual
+        if isinstance(self.mixer, SelfAttention):
+            x, stream = self.mixer.forward(x, residual, angles, attention, rows)
+        elif self.mixer is not None:
             assert states is not None
             x, stream = self.mixer.forward(x, residual, states, rows)
-        else:
-            x, stream = self.mixer.forward(x, residual, angles, attention, rows)
-        x = self.attention_end.forward(x)
+        if self.mixer is not None:
+            x = self.attention_end.forward(x)
         # A chunk in the middle of a prompt leaves no rows.
-        if not len(stream):
+        if stream is not None and not len(stream):
             return x, stream
-        x, stream = self.feed_forward.forward(x, stream)
-        x = self.feed_forward_end.forward(x)
+        if self.feed_forward is not None:
+            x, stream = self.feed_forward.forward(x, stream)
+            x = self.feed_forward_end.forward(x)
         if self.token_input is None and self.stream_scale is None:
             return x, stream
+        assert stream is not None
         x = x + stream
         if self.token_input is not None:
             assert token_inputs is not None
@@ -128,7 +143,7 @@ class Decoder:
         """KV heads on this rank, which its KV pool stores per layer and token."""
 
         self.embedding = VocabParallelEmbedding(
-            self.parameters, "model.embed_tokens", config.hidden_size, shard, parallel
+            self.parameters, config.decoder.names.embedding, config.hidden_size, shard, parallel
         )
         length = max_position or config.max_model_len
         blocks = config.attentions
@@ -141,7 +156,7 @@ class Decoder:
             self.token_inputs = TokenInputTable(config, config.decoder.token_inputs, self.parameters, parallel, dtype)
         self.layers = [DecoderLayer(config, parallel, self.parameters, i) for i in range(config.num_layers)]
         family = config.decoder
-        self.norm = norm_of(config, self.parameters, "model.norm")
+        self.norm = norm_of(config, self.parameters, family.names.last_norm)
         self.head = None
         if has_lm_head:
             head = self.embedding.weight
@@ -170,17 +185,18 @@ class Decoder:
         states: RecurrentStates | None = None,
     ) -> torch.Tensor:
         """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or only
-        `rows` [S], [S, hidden]. For other rows the last layer only writes keys and values. `states`: of a model with
-        linear attention."""
+        `rows` [S], [S, hidden]. For other rows the last layer with attention only writes keys and values, and no layer
+        behind it does anything. `states`: of a model with recurrent states."""
         x = self.embedding.forward(tokens)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         angles = Angles(self.rotary, positions)
         inputs = None if self.token_inputs is None else self.token_inputs.forward(tokens, x)
         residual = None
-        for layer in self.layers[:-1]:
-            x, residual = layer.forward(x, residual, angles, attention, token_inputs=inputs, states=states)
-        x, residual = self.layers[-1].forward(x, residual, angles, attention, rows, inputs, states)
+        last = max(number for number, layer in enumerate(self.layers) if layer.mixer is not None)
+        for number, layer in enumerate(self.layers):
+            kept = rows if number == last else None
+            x, residual = layer.forward(x, residual, angles, attention, kept, inputs, states)
         x, _ = self.norm.forward(x, residual)
         return x
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
+from minisgl.attention.state_shape import StateShape
 from minisgl.layers.norm_config import NormConfig
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.moe.routing_config import RoutingConfig
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""Of a feed-forward with a gate: activation(gate) · up."""
+Ungated = Literal["relu2"]
+"""Of one without: activation(up). `relu2` is the square of ReLU."""
+UNGATED: Final = get_args(Ungated)
 
 
 class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,17 +102,92 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, kw_only=True):
     def value_width(self) -> int:
         return self.num_value_heads * self.value_dim
 
-    def state_bytes(self, number_bytes: int) -> int:
-        """Bytes of a sequence's state, whose inputs of the convolution take `number_bytes` each."""
-        inputs = (self.kernel_size - 1) * (2 * self.key_width + self.value_width)
-        return inputs * number_bytes + 4 * self.key_dim * self.value_width
+    @property
+    def parts(self) -> int:
+        """The number of ranks divides it."""
+        return self.num_key_heads
+
+    def state_shape(self, ranks: int = 1) -> StateShape:
+        """State of a sequence on one of `ranks` ranks."""
+        return StateShape(
+            kernel_size=self.kernel_size,
+            channels=(2 * self.key_width + self.value_width) // ranks,
+            heads=self.num_value_heads // ranks,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+        )
+
+
+class Mamba2Config(msgspec.Struct, frozen=True, kw_only=True):
+    """State space of one layer (Mamba-2, arXiv:2405.21060). In place of keys and values a sequence has a state of fixed
+    size: a matrix for each head, and the last inputs of a convolution over time."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """Groups of neighbouring heads with the same keys and queries, B and C in the paper."""
+    state_size: int
+    """Size of these keys and queries."""
+    kernel_size: int
+    convolution_bias: bool
+    projection_bias: bool
+
+    @property
+    def width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def parts(self) -> int:
+        """The number of ranks divides it."""
+        return self.num_heads
+
+    def local_groups(self, rank: int, ranks: int) -> slice:
+        """Groups of one rank's heads. With fewer groups than ranks, neighbours hold the same group."""
+        if ranks <= self.num_groups:
+            size = self.num_groups // ranks
+            return slice(rank * size, (rank + 1) * size)
+        group = rank * self.num_groups // ranks
+        return slice(group, group + 1)
+
+    def state_shape(self, ranks: int = 1) -> StateShape:
+        """State of a sequence on one of `ranks` ranks."""
+        shared = max(1, self.num_groups // ranks) * self.state_size
+        return StateShape(
+            kernel_size=self.kernel_size,
+            channels=self.width // ranks + 2 * shared,
+            heads=self.num_heads // ranks,
+            key_dim=self.state_size,
+            value_dim=self.head_dim,
+        )
+
+
+class ShortConvolutionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Convolution of one layer over a few tokens, with a gate before and behind it (LFM2). In place of keys and values
+    a sequence has its last inputs."""
+
+    width: int
+    kernel_size: int
+    bias: bool
+
+    @property
+    def parts(self) -> int:
+        """The number of ranks divides it."""
+        return self.width
+
+    def state_shape(self, ranks: int = 1) -> StateShape:
+        """State of a sequence on one of `ranks` ranks."""
+        return StateShape(kernel_size=self.kernel_size, channels=self.width // ranks)
+
+
+Recurrence = GatedDeltaConfig | Mamba2Config | ShortConvolutionConfig
+"""What a layer with a recurrent state has in place of attention."""
 
 
 class FeedForwardConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Dense feed-forward of one layer."""
 
     intermediate_size: int
-    activation: Activation
+    activation: Activation | Ungated
     bias: bool = False
 
 
@@ -118,8 +198,10 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     experts_per_token: int
     intermediate_size: int
     """Intermediate size of one expert."""
-    activation: Activation | ClampedGate
+    activation: Activation | Ungated | ClampedGate
     routing: RoutingConfig
+    latent_size: int | None = None
+    """Experts take and give vectors of this size, between projections from the hidden size and back (Nemotron 3)."""
     shared: FeedForwardConfig | None = None
     """Feed-forward of every token, which is added to the sum of its experts."""
     shared_gate: bool = False
@@ -130,10 +212,10 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer: attention, then feed-forward, each added to the residual stream."""
+    """One layer: attention, then feed-forward, each added to the residual stream. It may have only one of the two."""
 
-    attention: AttentionConfig | GatedDeltaConfig
-    feed_forward: FeedForwardConfig | MoeConfig
+    attention: AttentionConfig | Recurrence | None
+    feed_forward: FeedForwardConfig | MoeConfig | None
     experts_beside: MoeConfig | None = None
     """Mixture of experts beside a dense feed-forward: both begin at the same stream with norms of their own, and the
     sum of their normalized outputs is the output of the block. Router and experts' weights have scales (Gemma 4)."""
@@ -159,6 +241,18 @@ class TokenInputs(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation
 
 
+class FeedForwardNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the tensors of a dense feed-forward."""
+
+    prefix: str = "mlp"
+    gate: str = "gate_proj"
+    """Not read where there is no gate."""
+    up: str = "up_proj"
+    down: str = "down_proj"
+    fused: str | None = None
+    """One tensor with the rows of gate and up projection."""
+
+
 class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the tensors of a mixture of experts."""
 
@@ -177,8 +271,10 @@ class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
     interleaved: bool = False
     """Instead of these, a tensor `gate_up_proj`, in which gates and gated values take turns, and one `down_proj`, both
     as [experts, in, out]; quantized ones as [experts, out, in]."""
-    shared: str = "mlp.shared_experts"
+    shared: FeedForwardNames = FeedForwardNames(prefix="mlp.shared_experts")
     shared_gate: str = "mlp.shared_expert_gate"
+    into_latent: str = "mixer.fc1_latent_proj"
+    out_of_latent: str = "mixer.fc2_latent_proj"
 
 
 def kv_layers(layers: Sequence[LayerConfig]) -> list[int]:
@@ -191,6 +287,11 @@ def kv_layers(layers: Sequence[LayerConfig]) -> list[int]:
             source = next(i for i in reversed(found) if of.shares_kv_with(blocks[i]))
         found.append(source)
     return found
+
+
+def recurrences(layers: Sequence[LayerConfig]) -> list[Recurrence]:
+    """What the layers with a recurrent state have in place of attention."""
+    return [layer.attention for layer in layers if isinstance(layer.attention, Recurrence)]
 
 
 def representative_layers(layers: Sequence[LayerConfig]) -> list[int]:
@@ -211,14 +312,23 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     key_norm: str = "k_norm"
     fused_qkv: str | None = None
     """One tensor with the rows of queries, keys and values."""
-    fused_gate_up: str | None = None
-    """One tensor with the rows of gate and up projection."""
+    attention_output: str = "o_proj"
+    embedding: str = "model.embed_tokens"
+    """By its whole name."""
+    attention: str = "self_attn"
+    """Beginning of the names of an attention block, as the next one."""
+    mamba: str = "mamba"
+    attention_norm: str = "input_layernorm"
+    """Norm before the attention, or what a layer has in its place."""
     attention_end_norm: str = "post_attention_layernorm"
     """Norm behind the attention."""
     feed_forward_norm: str = "post_attention_layernorm"
     """Norm before the feed-forward. Llama's name is that of the norm behind the attention where there is one."""
     feed_forward_end_norm: str = "post_feedforward_layernorm"
     """Norm behind the feed-forward."""
+    last_norm: str = "model.norm"
+    """Norm behind the last layer, by its whole name."""
+    feed_forward: FeedForwardNames = FeedForwardNames()
     moe: MoeNames = MoeNames()
     left_out: tuple[str, ...] = ()
     """Beginnings of the whole names of tensors that are not read on purpose, such as layers that predict further

@@ -12,7 +12,7 @@ from minisgl.attention.packed import PackedAttention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.kernels.pointwise.norm import add_layer_norm
-from minisgl.layers.activation import GATED_ACTIVATIONS
+from minisgl.layers.activation import ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
@@ -112,7 +112,7 @@ class FeedForward:
     ) -> None:
         block, names, hidden = of.layers[layer].feed_forward, of.names, config.hidden_size
         name, size = f"model.{names.layers}.{layer}", block.intermediate_size
-        self._activation = (GATED_ACTIVATIONS if block.is_gated else _ACTIVATIONS)[block.activation]
+        self._activation = (ACTIVATIONS if block.is_gated else _ACTIVATIONS)[block.activation]
         fused = f"{name}.{names.fused_gate}" if names.fused_gate else None
         parts = ("", "") if fused else names.feed_forward_input
         assert len(parts) == 1 + block.is_gated

@@ -39,6 +39,12 @@ CONFIG_FIELDS: Final = frozenset(
         *("attn_output_gate", "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim"),
         *("linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim", "mamba_ssm_dtype"),
         *("output_gate_type", "vocab_size_per_layer_input"),
+        *("conv_kernel", "hybrid_override_pattern", "layers_block_type", "mamba_conv_bias", "mamba_d_conv"),
+        *("mamba_d_head", "mamba_d_state", "mamba_expand", "mamba_head_dim", "mamba_hidden_act", "mamba_n_groups"),
+        *("mamba_n_heads", "mamba_num_heads", "mamba_proj_bias", "mlp_hidden_act", "moe_latent_size"),
+        *("moe_shared_expert_intermediate_size", "n_groups", "residual_in_fp32", "ssm_state_size", "time_step_limit"),
+        *("block_auto_adjust_ff_dim", "block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "conv_L_cache"),
+        *("conv_bias", "full_attn_idxs", "num_dense_layers", "tie_embedding", "use_conv_bias", "use_expert_bias"),
     }
 )
 """Fields of config.json that `ModelConfig.parse` and the readers of families read."""

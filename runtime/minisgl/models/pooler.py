@@ -99,7 +99,7 @@ class _LabelTokens:
 
     def __init__(self, tokens: tuple[int, ...], model: ModelConfig, parameters: Parameters) -> None:
         self._decoder = model.decoder
-        name = "model.embed_tokens" if model.decoder.tied_embeddings else "lm_head"
+        name = model.decoder.names.embedding if model.decoder.tied_embeddings else "lm_head"
         self.weight = parameters.new(len(tokens), model.hidden_size, dtype=torch.float32)
         for row, token in enumerate(tokens):
             into, shape = self.weight[row : row + 1], (model.vocab_size, model.hidden_size)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.kernels.experts.gate import GELU_TANH, SILU, Gate
-from minisgl.layers.activation import ClampedGate, GatedActivation, gelu_tanh_and_mul, silu_and_mul
+from minisgl.layers.activation import ClampedGate, FeedForwardActivation, gelu_tanh_and_mul, silu_and_mul
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.weight import Weight
 
@@ -21,7 +21,7 @@ def run_experts(
     experts: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    activation: GatedActivation,
+    activation: FeedForwardActivation,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """x [T, H], weights (of x's type or float32) and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
@@ -46,7 +46,7 @@ def run_experts(
     return (chosen * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
-def gate_of(activation: GatedActivation) -> Gate | None:
+def gate_of(activation: FeedForwardActivation) -> Gate | None:
     """The activation as kernels of experts take it; None: they have none."""
     if isinstance(activation, ClampedGate):
         return Gate(activation.alpha, activation.limit)
@@ -60,7 +60,7 @@ def experts_one_by_one(
     experts: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    activation: GatedActivation,
+    activation: FeedForwardActivation,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Reference: selected experts one after the other. Returns [T, K, H]."""
@@ -76,7 +76,7 @@ def _expert(
     expert: int,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    activation: GatedActivation,
+    activation: FeedForwardActivation,
     biases: ExpertBiases | None,
 ) -> torch.Tensor:
     """All tokens [T, H] by one expert."""
@@ -90,7 +90,7 @@ def experts_grouped(
     experts: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    activation: GatedActivation,
+    activation: FeedForwardActivation,
     biases: ExpertBiases | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows sorted by expert, then one grouped matrix product per projection: returns the sorted rows [T * K, H]
@@ -120,7 +120,7 @@ def experts_dense(
     experts: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
-    activation: GatedActivation,
+    activation: FeedForwardActivation,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Every expert on every token: slow, for dtypes without a grouped matrix product. Returns [T, K, H]."""

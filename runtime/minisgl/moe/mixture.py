@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.layers.activation import GatedActivation
+from minisgl.layers.activation import FeedForwardActivation
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.weight import Weight
 from minisgl.moe.experts import gate_of, run_experts
@@ -16,7 +16,7 @@ def mixture_of_experts(
     router_logits: torch.Tensor,
     gate_up: Weight,
     down: Weight,
-    activation: GatedActivation,
+    activation: FeedForwardActivation,
     top_k: int,
     *,
     renormalize: bool,

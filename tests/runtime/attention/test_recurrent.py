@@ -1,17 +1,33 @@
-"""The gated delta rule against its definition in float64, and cut into pieces."""
+"""Recurrent states: the rules against their definitions in float64, and sequences cut into pieces."""
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Final
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.attention.recurrent import RecurrentStates, Segment, StateShape
-from minisgl.kernels.attention.gated_delta import convolve, many_tokens, one_token
+from minisgl.attention.gated_delta import GatedDeltaRule
+from minisgl.attention.mamba2 import Mamba2Rule
+from minisgl.attention.recurrent import Convolution, RecurrentStates, Rule, Segment
+from minisgl.attention.state_shape import StateShape
+from minisgl.kernels.attention import gated_delta, mamba2
+from minisgl.kernels.attention.causal_convolution import convolve
 from minisgl.wire.plan import StateChange
 
 HEADS, KEY, VALUE = 3, 8, 5
-SHAPE = StateShape(key_heads=2, value_heads=4, key_dim=8, value_dim=5, kernel_size=4)
+RULES: Final[dict[str, tuple[StateShape, Rule | None]]] = {
+    "gated delta": (StateShape(4, 2 * 2 * 8 + 4 * 5, heads=4, key_dim=8, value_dim=5), GatedDeltaRule(2, 4, 8, 5)),
+    "mamba-2": (
+        StateShape(4, 4 * 5 + 2 * 2 * 8, heads=4, key_dim=8, value_dim=5),
+        Mamba2Rule(4, 2, torch.linspace(-4.0, -1.0, 4), torch.linspace(-1.0, 1.0, 4)),
+    ),
+    "convolution alone": (StateShape(3, 6), None),
+}
+every_rule = pytest.mark.parametrize("name", RULES)
 
 
 def inputs(tokens: int, seed: int, *, forgets: float = 0.05) -> tuple[torch.Tensor, ...]:
@@ -45,48 +61,72 @@ def by_definition(
 )
 def test_chunks_compute_what_the_rule_says(tokens: int, seed: int, forgets: float) -> None:
     given_ = inputs(tokens, seed, forgets=forgets)
-    for found, expected in zip(many_tokens(*given_), by_definition(*given_), strict=True):
+    for found, expected in zip(gated_delta.many_tokens(*given_), by_definition(*given_), strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-5)
+    q, k, v, decay, _, state = given_
+    found, last = mamba2.many_tokens(q, k, v, decay, state)
+    states = state.double()
+    for token in range(tokens):
+        states = states * decay[token].double().exp()[:, None, None] + k[token, :, :, None] * v[token, :, None].double()
+        expected = torch.einsum("hkv,hk->hv", states, q[token].double())
+        torch.testing.assert_close(found[token].double(), expected, rtol=1e-5, atol=2e-5)
+    torch.testing.assert_close(last.double(), states, rtol=1e-5, atol=2e-5)
 
 
-def test_a_token_at_a_time_computes_what_chunks_do() -> None:
+@pytest.mark.parametrize("kernels", [gated_delta, mamba2])
+def test_a_token_at_a_time_computes_what_chunks_do(kernels: ModuleType) -> None:
     *parts, state = inputs(20, 1)
-    expected, last = many_tokens(*parts, state)
+    if kernels is mamba2:
+        parts = parts[:4]
+    expected, last = kernels.many_tokens(*parts, state)
     for token in range(20):
-        out, states = one_token(*(part[token, None] for part in parts), state[None])
+        out, states = kernels.one_token(*(part[token, None] for part in parts), state[None])
         state = states[0]
         torch.testing.assert_close(out[0], expected[token], rtol=0, atol=1e-5)
     torch.testing.assert_close(state, last, rtol=0, atol=1e-5)
 
 
-def test_a_convolution_goes_on_where_it_was_cut() -> None:
-    x, weight = torch.randn(1, 11, 6), torch.randn(6, 4)
-    whole, last = convolve(x, torch.zeros(1, 3, 6), weight)
+@pytest.mark.parametrize("silu", [True, False])
+def test_a_convolution_goes_on_where_it_was_cut(silu: bool) -> None:
+    x, weight, bias = torch.randn(1, 11, 6), torch.randn(6, 4), torch.randn(6)
+    whole, last = convolve(x, torch.zeros(1, 3, 6), weight, bias, silu=silu)
+    before = torch.nn.functional.pad(x, (0, 0, 3, 0)).transpose(1, 2)
+    by_torch = torch.nn.functional.conv1d(before, weight[:, None], bias, groups=6).transpose(1, 2)
+    torch.testing.assert_close(whole, torch.nn.functional.silu(by_torch) if silu else by_torch)
     for cut in range(1, 11):
-        first, kept = convolve(x[:, :cut], torch.zeros(1, 3, 6), weight)
-        second, end = convolve(x[:, cut:], kept, weight)
+        first, kept = convolve(x[:, :cut], torch.zeros(1, 3, 6), weight, bias, silu=silu)
+        second, end = convolve(x[:, cut:], kept, weight, bias, silu=silu)
         torch.testing.assert_close(torch.cat((first, second), dim=1), whole)
         assert torch.equal(end, last)
 
 
+def mix(name: str, states: RecurrentStates, weight: torch.Tensor, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """`gates`: [T, 8], of which a rule takes what it needs."""
+    _, rule = RULES[name]
+    of_rule = (-gates[:, :4], gates[:, 4:]) if name == "gated delta" else (gates[:, :4],)
+    return states.mix(0, x, Convolution(weight), rule, *of_rule)
+
+
+@every_rule
 @settings(max_examples=20)
 @given(data=st.data())
-def test_rows_keep_their_states_however_steps_are_made(data: st.DataObject) -> None:
+def test_rows_keep_their_states_however_steps_are_made(name: str, data: st.DataObject) -> None:
     """Prompts in pieces beside rows that decode, and slots that others had before."""
+    shape = RULES[name][0]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
-    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"), audit=True)
-    weight = torch.randn(SHAPE.channels, 4, generator=generator)
+    states = RecurrentStates([shape], 3, torch.float32, torch.device("cpu"), audit=True)
+    weight = 0.3 * torch.randn(shape.channels, shape.kernel_size, generator=generator)
 
     def run(x: torch.Tensor, gates: torch.Tensor, of: RecurrentStates) -> torch.Tensor:
-        return of.attend(0, x, weight, -gates[:, :4], gates[:, 4:])
+        return mix(name, of, weight, x, gates)
 
     for _ in range(2):
         lengths = [data.draw(st.integers(2, 12)) for _ in range(3)]
-        xs = [torch.randn(n, SHAPE.channels, generator=generator) for n in lengths]
+        xs = [torch.randn(n, shape.channels, generator=generator) for n in lengths]
         gates = [torch.rand(n, 8, generator=generator) for n in lengths]
         expected = []
         for x, gate in zip(xs, gates, strict=True):
-            alone = RecurrentStates([SHAPE], 1, torch.float32, torch.device("cpu"))
+            alone = RecurrentStates([shape], 1, torch.float32, torch.device("cpu"))
             alone.change(torch.tensor([(StateChange.ZERO, 0, 0, 0)]).T)
             alone.begin(torch.empty(0, dtype=torch.int32), [Segment(0, 0, len(x))])
             expected.append(run(x, gate, alone))
@@ -116,19 +156,21 @@ def test_rows_keep_their_states_however_steps_are_made(data: st.DataObject) -> N
             torch.testing.assert_close(torch.cat(found[row]), expected[row], rtol=0, atol=1e-5)
 
 
+@every_rule
 @settings(max_examples=20)
 @given(data=st.data())
-def test_a_sequence_goes_on_from_any_checkpoint(data: st.DataObject) -> None:
+def test_a_sequence_goes_on_from_any_checkpoint(name: str, data: st.DataObject) -> None:
     """Behind a segment of its prompt, in the middle of one, or behind a token of its answer."""
+    shape = RULES[name][0]
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 100)))
-    weight = torch.randn(SHAPE.channels, 4, generator=generator)
+    weight = 0.3 * torch.randn(shape.channels, shape.kernel_size, generator=generator)
     length = data.draw(st.integers(2, 150))
-    x, gates = torch.randn(length, SHAPE.channels, generator=generator), torch.rand(length, 8, generator=generator)
-    states = RecurrentStates([SHAPE], 3, torch.float32, torch.device("cpu"), checkpoints=2, audit=True)
+    x, gates = torch.randn(length, shape.channels, generator=generator), torch.rand(length, 8, generator=generator)
+    states = RecurrentStates([shape], 3, torch.float32, torch.device("cpu"), checkpoints=2, audit=True)
     no_rows = torch.empty(0, dtype=torch.int32)
 
     def run(start: int, end: int) -> torch.Tensor:
-        return states.attend(0, x[start:end], weight, -gates[start:end, :4], gates[start:end, 4:])
+        return mix(name, states, weight, x[start:end], gates[start:end])
 
     prompt = data.draw(st.integers(1, length))
     cuts = sorted(data.draw(st.lists(st.integers(1, prompt), unique=True, min_size=1, max_size=2)))

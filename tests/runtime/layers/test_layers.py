@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from minisgl.kernels.attention.rotation import Rotation, rotate
 from minisgl.kernels.pointwise.norm import add_rms_norm, rms_norm
-from minisgl.layers.activation import GATED_ACTIVATIONS
+from minisgl.layers.activation import ACTIVATIONS
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary, inverse_frequencies
 from minisgl.layers.weights.parameters import Parameters
@@ -44,7 +44,7 @@ def test_add_rms_norm_returns_the_new_residual(generator: torch.Generator) -> No
 )
 def test_gated_activations(name: str, activation: torch.nn.Module, generator: torch.Generator) -> None:
     gate, up = torch.randn(2, 7, 6, generator=generator)
-    out = GATED_ACTIVATIONS[name](torch.cat((gate, up), dim=-1))
+    out = ACTIVATIONS[name](torch.cat((gate, up), dim=-1))
     torch.testing.assert_close(out, activation(gate) * up)
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import AttentionConfig, LayerConfig, MoeConfig
+from minisgl.models.decoder_config import AttentionConfig, LayerConfig, Mamba2Config, MoeConfig, ShortConvolutionConfig
 from support.numerics.family_checkpoints import write_family_checkpoint
 from support.numerics.ranks import all_logits, load
 
@@ -25,6 +25,22 @@ def attention(**changes: Any) -> Change:
     def change(layer: LayerConfig) -> LayerConfig:
         of = layer.attention
         return replace(layer, attention=replace(of, **changes)) if isinstance(of, AttentionConfig) else layer
+
+    return change
+
+
+def mamba(**changes: Any) -> Change:
+    def change(layer: LayerConfig) -> LayerConfig:
+        of = layer.attention
+        return replace(layer, attention=replace(of, **changes)) if isinstance(of, Mamba2Config) else layer
+
+    return change
+
+
+def short(**changes: Any) -> Change:
+    def change(layer: LayerConfig) -> LayerConfig:
+        of = layer.attention
+        return replace(layer, attention=replace(of, **changes)) if isinstance(of, ShortConvolutionConfig) else layer
 
     return change
 
@@ -106,6 +122,37 @@ KNOBS: Final[tuple[tuple[str, dict[str, Change]], ...]] = (
             "norms of heads": attention(query_key_norm=None),
         },
     ),
+    (
+        "granite4",
+        {
+            "renormalization": routing(renormalize=False),
+            "shared expert": experts(shared=None),
+            "residual scale": lambda layer: replace(layer, residual_scale=1.0),
+            "bias of the convolution": mamba(convolution_bias=False),
+            "groups": mamba(num_groups=1, state_size=24),
+        },
+    ),
+    ("granite4, dense, RoPE", {"rotation": attention(rope=None)}),
+    (
+        "nemotron-h",
+        {
+            "scores": routing(scores="softmax"),
+            "selection bias": routing(selection_bias=False),
+            "renormalization": routing(renormalize=False),
+            "scale": routing(scale=1.0),
+            "shared expert": experts(shared=None),
+        },
+    ),
+    (
+        "lfm2-moe",
+        {
+            "scores": routing(scores="softmax"),
+            "selection bias": routing(selection_bias=False),
+            "renormalization": routing(renormalize=False),
+            "norms of heads": attention(query_key_norm=None),
+        },
+    ),
+    ("lfm2", {"bias of the convolution": short(bias=False)}),
     (
         "ernie4.5-moe",
         {

@@ -399,22 +399,97 @@ HYBRIDS: dict[str, dict[str, Any]] = {
             },
         },
     },
+    "ibm-granite/granite-4.0-h-tiny": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **sizes(1536, 512, 40, 12, 4, 100352, 131072),
+        "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+        "mamba_n_groups": 1,
+        "mamba_n_heads": 48,
+        "num_experts_per_tok": 6,
+        "num_local_experts": 64,
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": 1024,
+        "tie_word_embeddings": True,
+    },
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {
+        "architectures": ["NemotronHForCausalLM"],
+        **sizes(2688, 1856, 52, 32, 2, 131072, 262144),
+        "head_dim": 128,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "mamba_head_dim": 64,
+        "mamba_num_heads": 64,
+        "mlp_hidden_act": "relu2",
+        "moe_intermediate_size": 1856,
+        "moe_shared_expert_intermediate_size": 3712,
+        "n_groups": 8,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 6,
+        "routed_scaling_factor": 2.5,
+        "ssm_state_size": 128,
+        "time_step_limit": [0.0, float("inf")],
+    },
+    "LiquidAI/LFM2-1.2B": {
+        "architectures": ["Lfm2ForCausalLM"],
+        **sizes(2048, 12288, 16, 32, 8, 65536, 128000),
+        "block_ff_dim": 12288,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    },
+    "LiquidAI/LFM2-8B-A1B": {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        **sizes(2048, 7168, 24, 32, 8, 65536, 128000),
+        "layer_types": ["full_attention" if layer in (2, 6, 10, 14, 18, 21) else "conv" for layer in range(24)],
+        "moe_intermediate_size": 1792,
+        "num_dense_layers": 2,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+    },
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "state_mib"),
-    # Parameters as transformers counts them in models of this shape.
-    [("Qwen/Qwen3-Next-80B-A3B-Instruct", 79_674_391_296, 73.7), ("Qwen/Qwen3.5-9B", 8_953_803_264, 49.1)],
+    ("name", "parameters", "layers", "state_mib"),
+    # Parameters as transformers counts them in models of this shape; layers with states, and with keys and values.
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 79_674_391_296, (36, 12), 73.7),
+        ("Qwen/Qwen3.5-9B", 8_953_803_264, (24, 8), 49.1),
+        ("ibm-granite/granite-4.0-h-tiny", 6_939_037_248, (36, 4), 54.7),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31_577_940_288, (23, 6), 46.8),
+        ("LiquidAI/LFM2-1.2B", 1_170_340_608, (10, 6), 0.08),
+        ("LiquidAI/LFM2-8B-A1B", 8_339_930_560, (18, 6), 0.14),
+    ],
 )
-def test_published_hybrids_are_read(name: str, parameters: int, state_mib: float) -> None:
+def test_published_hybrids_are_read(name: str, parameters: int, layers: tuple[int, int], state_mib: float) -> None:
     config = ModelConfig.parse(HYBRIDS[name])
-    assert len(config.recurrences) == 3 * len(config.attentions) == 3 * config.num_layers // 4
-    assert config.attention.rope is not None
-    assert config.attention.rope.rotated_dims(config.attention.head_dim) == 64
+    assert (len(config.recurrences), len(config.attentions)) == layers
     assert checkpoint_parameters(config).num_elements == parameters
-    states = sum(of.state_bytes(number_bytes=2) for of in config.recurrences)
+    states = sum(of.num_bytes(number_bytes=2) for of in config.state_shapes())
     assert states / 2**20 == pytest.approx(state_mib, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "code", "says"),
+    [
+        ("Nemotron-3-Nano", {"n_group": 8}, "unsupported_architecture", "n_group is 8"),
+        ("Nemotron-3-Nano", {"mlp_hidden_act": "silu"}, "unsupported_architecture", "mlp_hidden_act"),
+        ("Nemotron-3-Nano", {"hybrid_override_pattern": "MEX*"}, "unsupported_layer", "of type 'X'"),
+        ("Nemotron-3-Nano", {"hybrid_override_pattern": "MEME"}, "unsupported_layer", "no layer has full attention"),
+        ("Nemotron-3-Nano", {"time_step_limit": [0.0, 0.1]}, "unsupported_architecture", "time_step_limit"),
+        ("Nemotron-3-Nano", {"time_step_limit": [0.1, float("inf")]}, "unsupported_architecture", "time_step_limit"),
+        ("Nemotron-3-Nano", {"n_groups": 7}, "invalid_config", "64 heads of Mamba-2"),
+        ("granite-4.0-h-tiny", {"mamba_n_heads": 47}, "invalid_config", "47 mamba_n_heads"),
+        ("granite-4.0-h-tiny", {"layer_types": ["mamba"] * 40}, "unsupported_layer", "no layer has full attention"),
+        ("LFM2-1.2B", {"full_attn_idxs": [99]}, "unsupported_layer", "no layer has full attention"),
+    ],
+)
+def test_hybrids_that_are_not_supported_are_refused_by_what_is_missing(
+    name: str, changes: dict[str, Any], code: str, says: str
+) -> None:
+    [config] = [config for each, config in HYBRIDS.items() if name in each]
+    with pytest.raises(ModelError, match=says) as refused:
+        ModelConfig.parse({**config, **changes})
+    assert refused.value.code == code
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,12 @@ _UNREAD: Final = frozenset(
         *("bos_token_id", "eod_token_id", "pad_token_id"),
         # transformers writes it beside `layer_types`.
         "_sliding_window_pattern",
-        # That of dense layers, in a model without any; that of `use_sliding_window`.
-        *("intermediate_size", "sliding_window"),
+        # That of dense layers, in a model without any; that of `use_sliding_window`; that of experts, without any.
+        *("intermediate_size", "sliding_window", "num_experts_per_tok"),
+        # Of kernels, of training, of what follows from other fields, and of layers that predict further tokens.
+        *("chunk_size", "mamba_chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype", "moe_shared_expert_overlap"),
+        *("time_step_floor", "time_step_max", "time_step_min", "hidden_dropout", "rescale_prenorm_residual", "expand"),
+        *("num_logits_to_keep", "num_nextn_predict_layers", "mtp_layers_block_type"),
     }
 )
 _IN_EACH_LAYER: Final = frozenset(

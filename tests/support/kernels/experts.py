@@ -9,7 +9,7 @@ import torch
 
 from minisgl.kernels.linear.int4_packed import pack_scales, pack_words, unpack_scales, unpack_words
 from minisgl.kernels.pointwise.fp8_rows import BLOCK, E4M3_MAX
-from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.activation import FeedForwardActivation, silu_and_mul
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.formats import Mxfp4Blocks
 from minisgl.layers.weights.fp8 import Fp8Weight
@@ -121,7 +121,7 @@ def by_plain_torch(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     *,
-    activation: GatedActivation = silu_and_mul,
+    activation: FeedForwardActivation = silu_and_mul,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Computed in `dtype`: [tokens, hidden]."""

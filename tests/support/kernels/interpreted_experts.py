@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from minisgl.kernels.experts.gate import GELU_TANH, SILU, Gate
-from minisgl.layers.activation import ClampedGate, GatedActivation, gelu_tanh_and_mul, silu_and_mul
+from minisgl.layers.activation import ClampedGate, FeedForwardActivation, gelu_tanh_and_mul, silu_and_mul
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.mxfp4 import Mxfp4Weight
 from support.kernels.experts import Sizes, by_plain_torch, choices, draw, exact_int4, in_fp8, in_int4, in_mxfp4
@@ -71,7 +71,7 @@ def error(case: Case) -> float:
         experts[:] = experts[0].clone()
     shares = torch.rand(experts.shape, generator=torch.Generator().manual_seed(0)).half()
     gate, biases = SILU, None
-    activation: GatedActivation = silu_and_mul
+    activation: FeedForwardActivation = silu_and_mul
     if case.gelu:
         gate, activation = GELU_TANH, gelu_tanh_and_mul
     if case.clamped:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from minisgl.attention.recurrent import RecurrentStates, Segment
-from minisgl.engine.runner import state_shapes
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import LayerConfig, attentions, kv_layers
@@ -61,8 +60,8 @@ class SequenceAttention:
 
 
 def states_of(lengths: Sequence[int], config: ModelConfig, ranks: int = 1) -> RecurrentStates | None:
-    """States of layers with linear attention for the same batch; None: there are no such layers."""
-    shapes = state_shapes(config, ranks)
+    """States of the layers that have some, for the same batch; None: there are no such layers."""
+    shapes = config.state_shapes(ranks)
     if not shapes:
         return None
     states = RecurrentStates(shapes, len(lengths), torch.float32, torch.device("cpu"))

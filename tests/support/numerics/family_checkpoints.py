@@ -60,6 +60,37 @@ _HYBRID: Final = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
+_MAMBA: Final = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "intermediate_size": 40,
+    "shared_intermediate_size": 56,
+    "embedding_multiplier": 2.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+_NEMOTRON_H: Final = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 12,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+    # Transformers bounds the time steps of prompts by it, but not those of answers.
+    "time_step_min": 1e-9,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "routed_scaling_factor": 2.5,
+}
+_LFM2: Final = {"head_dim": 16, "layer_types": ["conv", "conv", "full_attention", "conv"]}
 _FACTORS: Final = {"short_factor": [1.0 + i / 6 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
 
 FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
@@ -244,6 +275,34 @@ FAMILIES: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "qwen3.5": ("qwen3_5_text", _HYBRID),
     "qwen3.5, biases": ("qwen3_5_text", {**_HYBRID, "attention_bias": True, "linear_num_value_heads": 2}),
     "qwen3.5-moe": ("qwen3_5_moe_text", {**_EXPERTS, **_HYBRID, **_FEW_EXPERTS}),
+    "granite4": ("granitemoehybrid", _MAMBA),
+    "granite4, dense, RoPE": (
+        "granitemoehybrid",
+        {
+            **_MAMBA,
+            "num_local_experts": 0,
+            "position_embedding_type": "rope",
+            "mamba_n_groups": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+        },
+    ),
+    "lfm2": ("lfm2", {**_LFM2, "block_multiple_of": 16, "conv_bias": True}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {**_LFM2, "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
+    ),
+    "nemotron-h": ("nemotron_h", _NEMOTRON_H),
+    "nemotron-h, latent, biases": (
+        "nemotron_h",
+        {
+            **_NEMOTRON_H,
+            "moe_latent_size": 32,
+            "use_bias": True,
+            "n_groups": 1,
+            "layers_block_type": ["mlp", "linear_attention", "full_attention", "linear_attention", "moe", "mlp"],
+        },
+    ),
     "gemma4 unified": ("gemma4_unified_text", {**_GEMMA4, "num_kv_shared_layers": 0}),
 }
 """Type of the model and settings beyond the sizes, by the name of a case."""
@@ -323,7 +382,7 @@ def _separate_experts(model: Any) -> None:
             layer = model.model.layers[int(name.split(".")[2])]
             router.copy_(directions.T / layer.post_attention_layernorm.weight)
         for name, vector in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 vector.mul_(0.01)
 
 
@@ -331,7 +390,10 @@ def randomize(model: torch.nn.Module) -> None:
     """Draw vectors at random and make matrices larger, in place."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith("A_log"):
+                # Slow: a state that is lost shows in all tokens behind it.
+                parameter.normal_(-3.0, 0.5)
+            elif name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
             elif name.endswith("sinks"):
                 parameter.normal_(1.0, 1.0)
@@ -340,7 +402,7 @@ def randomize(model: torch.nn.Module) -> None:
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         for name, vector in (*model.named_parameters(), *model.named_buffers()):
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 vector.normal_(0.0, 0.2)
             elif name.endswith("layer_scalar"):
                 vector.add_(torch.randn_like(vector) * 0.3)

@@ -19,7 +19,7 @@ _PROMPT: Final = 80
 _SHARED: Final = 70
 """Number of tokens that the probe's prompt shares with an earlier request: more than the largest page."""
 _OTHERS: Final = 32
-_RECURRENT: Final = ("qwen3-next", "qwen3.5")
+_RECURRENT: Final = ("qwen3-next", "qwen3.5", "granite4", "lfm2", "nemotron-h")
 """Beginnings of the names of architectures with recurrent states."""
 GREEDY: Final = SamplingParams(temperature=0.0)
 

@@ -9,21 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 
 _CHUNK: Final = 64
 """Tokens that are computed together. The work within a chunk grows with its square, the rest falls with its length."""
 _NORM_EPS: Final = 1e-6
-
-
-def convolve(x: torch.Tensor, before: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal convolution of each channel over time, then SiLU: x [N, T, C] behind `before` [N, K − 1, C], with weight
-    [C, K]. Returns [N, T, C], and the last K − 1 inputs."""
-    inputs = torch.cat((before, x), dim=1)
-    size = weight.shape[1]
-    summed = sum(inputs[:, i : i + x.shape[1]].float() * weight[:, i].float() for i in range(size))
-    assert isinstance(summed, torch.Tensor)
-    return F.silu(summed).to(x.dtype), inputs[:, inputs.shape[1] - (size - 1) :]
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:

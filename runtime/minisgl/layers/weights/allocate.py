@@ -31,7 +31,7 @@ class Experts(NamedTuple):
     """Weights of the experts of a layer, both of one kind."""
 
     gate_up: Weight
-    """[experts, 2 N, hidden]: first the gates, then the gated values."""
+    """[experts, 2 N, hidden]: first the gates, then the gated values; without gates [experts, N, hidden]."""
     down: Weight
     """[experts, hidden, N]."""
 
@@ -48,8 +48,8 @@ class ExpertBiases(NamedTuple):
 class ExpertNames(NamedTuple):
     """Names of the projections of an expert."""
 
-    gate: str
-    up: str
+    first: Sequence[str]
+    """Gate, if there is one, and gated value."""
     down: str
 
 
@@ -68,9 +68,8 @@ def allocate_experts(
     """The same for the experts with these names, of intermediate `size`, of which this rank holds `part`. `keep`: there
     may be kernels, which have SiLU."""
     gate_ups, downs = [], []
-    for gate, up, down in names:
-        both = [Projection(each, size, part) for each in (gate, up)]
-        gate_ups.append(Matrix(both, hidden, slice(0, hidden)))
+    for first, down in names:
+        gate_ups.append(Matrix([Projection(each, size, part) for each in first], hidden, slice(0, hidden)))
         downs.append(Matrix([Projection(down, hidden, slice(0, hidden))], size, part))
     return _allocate_experts(parameters, gate_ups, downs, keep=keep)
 

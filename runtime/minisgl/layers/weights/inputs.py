@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from minisgl.kernels.pointwise.fp8_rows import Fp8Rows
-from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.activation import FeedForwardActivation, silu_and_mul
 from minisgl.layers.norm import BlockNorm, RMSNorm
 
 Input: TypeAlias = torch.Tensor | Fp8Rows
@@ -47,7 +47,7 @@ class PreNorm(NamedTuple):
         return self.norm.forward_fp8(self.x, self.residual, per_row=form is InputForm.FP8_ROWS)
 
 
-def activate(activation: GatedActivation, x: torch.Tensor, form: InputForm) -> Input:
+def activate(activation: FeedForwardActivation, x: torch.Tensor, form: InputForm) -> Input:
     """`activation` of `x` [T, 2 n], in this form where a kernel writes it so."""
     if form is not InputForm.WIDE and x.is_cuda and activation is silu_and_mul:
         from minisgl.kernels.pointwise.quantize_rows_triton import silu_and_mul_fp8

@@ -8,8 +8,8 @@ from typing import Final
 _LANGUAGE_MODELS: Final = (("model.language_model.", "model."), ("language_model.", ""))
 """What multimodal checkpoints write before the names of their language model, and what alone those names begin with:
 newer ones `model.language_model.layers…`, older ones `language_model.model.layers…` and `language_model.lm_head…`."""
-_BODIES: Final = ("bert.", "roberta.", "nomic_bert.", "gte.", "new.")
-"""What encoders write before the names of their body where they also have a head: ours is `model.`, as in decoders."""
+_BODIES: Final = ("bert.", "roberta.", "nomic_bert.", "gte.", "new.", "backbone.")
+"""What encoders with a head write before the names of their body, and a few decoders do: ours is `model.`."""
 _BODY: Final = ("embed_tokens.", "embeddings.")
 """Beginnings of the names of embeddings in a checkpoint of a body alone, which has no `model.` before its names."""
 _HEADS: Final = ("lm_head.", "score.", "classifier.")

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 
-from minisgl.layers.activation import GatedActivation, silu_and_mul
+from minisgl.layers.activation import FeedForwardActivation, silu_and_mul
 from minisgl.layers.weights.formats import WeightFormat
 from minisgl.layers.weights.inputs import Input, InputForm, PreNorm, activate
 
@@ -134,7 +134,7 @@ class Weight(ABC):
         return self.product(normed, bias), residual
 
     def gated_product(
-        self, block: PreNorm, bias: torch.Tensor | None, activation: GatedActivation, consumer: Weight
+        self, block: PreNorm, bias: torch.Tensor | None, activation: FeedForwardActivation, consumer: Weight
     ) -> tuple[Input, torch.Tensor]:
         """`normed_product`, then the `activation` of the product in the form that `consumer` takes."""
         form = consumer.form_of(block.x)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.pointwise.norm import rms_norm
 from minisgl.layers import activation
-from minisgl.layers.activation import GATED_ACTIVATIONS, GatedActivation, silu_and_mul
+from minisgl.layers.activation import ACTIVATIONS, FeedForwardActivation, silu_and_mul
 from minisgl.layers.weights.allocate import (
     ExpertNames,
     Experts,
@@ -21,10 +21,10 @@ from minisgl.layers.weights.dense import DenseWeight
 from minisgl.layers.weights.inputs import PreNorm, activate
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
-from minisgl.models.blocks.feed_forward import FeedForward
+from minisgl.models.blocks.feed_forward import FeedForward, gate_and_up
 from minisgl.models.blocks.norms import norm_before_feed_forward, norm_of
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import ClampedGate, FeedForwardConfig, MoeConfig
+from minisgl.models.decoder_config import UNGATED, ClampedGate, FeedForwardConfig, FeedForwardNames, MoeConfig
 from minisgl.moe.experts import run_experts
 from minisgl.moe.mixture import mixture_of_experts
 from minisgl.moe.routing import route_by_scores
@@ -40,11 +40,11 @@ class SparseFeedForward:
         self.norm = norm_before_feed_forward(config, parameters, layer)
         self._parallel = parallel
         self._moe = moe
-        self._activation: GatedActivation
+        self._activation: FeedForwardActivation
         if isinstance(moe.activation, ClampedGate):
             self._activation = activation.ClampedGate(moe.activation.alpha, moe.activation.limit)
         else:
-            self._activation = GATED_ACTIVATIONS[moe.activation]
+            self._activation = ACTIVATIONS[moe.activation]
         hidden, size = config.hidden_size, moe.intermediate_size
         router = parameters.new(
             moe.num_experts, hidden, dtype=torch.float32 if routing.float32_router else parameters.dtype
@@ -60,10 +60,18 @@ class SparseFeedForward:
             shape = (1, moe.num_experts) if names.selection_bias_is_row else (moe.num_experts,)
             parameters.add_source(f"{prefix}.{names.selection_bias}", shape, self._selection_bias.view(shape))
         self._biases = None
+        self._latent = None
+        width = moe.latent_size or hidden
+        """Size of what experts take and give."""
+        if moe.latent_size is not None:
+            self._latent = tuple(
+                allocate(parameters, [Projection(f"{prefix}.{name}", rows, slice(0, rows))], columns)
+                for name, rows, columns in ((names.into_latent, width, hidden), (names.out_of_latent, hidden, width))
+            )
         if names.stacked is not None:
             gate_up, down = (f"{prefix}.{each}" for each in names.stacked)
             self.experts = allocate_stacked_experts(
-                parameters, gate_up, down, moe.num_experts, hidden, size, parallel.shard(size)
+                parameters, gate_up, down, moe.num_experts, width, size, parallel.shard(size)
             )
         elif names.interleaved:
             self.experts, self._biases = allocate_interleaved_experts(
@@ -77,13 +85,11 @@ class SparseFeedForward:
             )
         else:
             each_expert = (f"{prefix}.{names.experts}.{i}" for i in range(moe.num_experts))
+            first = (names.up,) if moe.activation in UNGATED else (names.gate, names.up)
             self.experts = allocate_experts(
                 parameters,
-                [
-                    ExpertNames(*(f"{each}.{name}" for name in (names.gate, names.up, names.down)))
-                    for each in each_expert
-                ],
-                hidden,
+                [ExpertNames([f"{each}.{name}" for name in first], f"{each}.{names.down}") for each in each_expert],
+                width,
                 size,
                 parallel.shard(size),
                 keep=self._activation is silu_and_mul,
@@ -91,18 +97,19 @@ class SparseFeedForward:
         self._shared = None
         if moe.shared is not None:
             gate = f"{prefix}.{names.shared_gate}" if moe.shared_gate else None
-            self._shared = SharedExpert(parameters, f"{prefix}.{names.shared}", gate, moe.shared, hidden, parallel)
+            self._shared = SharedExpert(parameters, prefix, names.shared, gate, moe.shared, hidden, parallel)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         routing = self._moe.routing
         if routing.float32_router:
             x, residual = self.norm.forward(x, residual)
             logits = self.router.product(x.float(), self._router_bias)
         else:
             x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual), self._router_bias)
+        inputs = x if self._latent is None else self._latent[0].product(x)
         if routing.is_plain:
             out = mixture_of_experts(
-                x,
+                inputs,
                 logits,
                 *self.experts,
                 self._activation,
@@ -112,7 +119,9 @@ class SparseFeedForward:
             )
         else:
             chosen = route_by_scores(logits, self._selection_bias, self._moe.experts_per_token, routing)
-            out = run_experts(x, *chosen, *self.experts, self._activation, self._biases)
+            out = run_experts(inputs, *chosen, *self.experts, self._activation, self._biases)
+        if self._latent is not None:
+            out = self._latent[1].product(out)
         if self._shared is not None:
             out = out + self._shared.forward(x)
         return self._parallel.all_reduce_sum(out), residual
@@ -124,18 +133,19 @@ class SharedExpert:
     def __init__(
         self,
         parameters: Parameters,
-        name: str,
+        layer: str,
+        names: FeedForwardNames,
         gate_name: str | None,
         of: FeedForwardConfig,
         hidden: int,
         parallel: TensorParallel,
     ) -> None:
-        part = parallel.shard(of.intermediate_size)
-        self._activation = GATED_ACTIVATIONS[of.activation]
-        both = [Projection(f"{name}.{each}", of.intermediate_size, part) for each in ("gate_proj", "up_proj")]
-        self.gate_up = allocate(parameters, both, hidden)
-        down = Projection(f"{name}.down_proj", hidden, slice(0, hidden))
-        self.down = allocate(parameters, [down], of.intermediate_size, part)
+        """`layer`: what its names begin with."""
+        name = f"{layer}.{names.prefix}"
+        self._activation = ACTIVATIONS[of.activation]
+        self.gate_up = allocate(parameters, gate_and_up(name, names, of, parallel), hidden)
+        down = Projection(f"{name}.{names.down}", hidden, slice(0, hidden))
+        self.down = allocate(parameters, [down], of.intermediate_size, parallel.shard(of.intermediate_size))
         self.gate = parameters.replicated(f"{gate_name}.weight", 1, hidden) if gate_name else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +166,7 @@ class FeedForwardBesideExperts:
         assert isinstance(of, FeedForwardConfig) and config.layers[layer].norms == "sandwich"
         self._moe, self._parallel, self._kind = moe, parallel, config.decoder.norm
         assert isinstance(moe.activation, str)
-        self._activation = GATED_ACTIVATIONS[moe.activation]
+        self._activation = ACTIVATIONS[moe.activation]
         self.dense = FeedForward(config, of, parallel, parameters, layer)
         self.dense_end, self.norm, self.experts_end = (
             norm_of(config, parameters, f"{name}.{each}_feedforward_layernorm_{number}")
@@ -174,14 +184,15 @@ class FeedForwardBesideExperts:
         """llm-compressor writes tensors for each expert that it quantizes; otherwise two have all of a layer."""
         size = moe.intermediate_size
         each_expert = [
-            ExpertNames(*(f"{name}.{i}.{each}_proj" for each in ("gate", "up", "down"))) for i in range(moe.num_experts)
+            ExpertNames([f"{name}.{i}.gate_proj", f"{name}.{i}.up_proj"], f"{name}.{i}.down_proj")
+            for i in range(moe.num_experts)
         ]
-        if parameters.stored_format_of(each_expert[0].gate) is not None:
+        if parameters.stored_format_of(each_expert[0].down) is not None:
             return allocate_experts(parameters, each_expert, hidden, size, parallel.shard(size), keep=False)
         both, down = f"{name}.gate_up_proj", f"{name}.down_proj"
         return allocate_stacked_experts(parameters, both, down, moe.num_experts, hidden, size, parallel.shard(size))
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         dense, stream = self.dense.forward(x, residual)
         dense, _ = self.dense_end.forward(dense, None)
         routed = rms_norm(stream, None, self._kind.eps) * self.router_scale * stream.shape[-1] ** -0.5

@@ -5,36 +5,33 @@ from __future__ import annotations
 import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers.activation import GATED_ACTIVATIONS
+from minisgl.layers.activation import ACTIVATIONS
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
 from minisgl.layers.weights.inputs import PreNorm
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.blocks.norms import norm_before_feed_forward, sums_in_norm
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import FeedForwardConfig
+from minisgl.models.decoder_config import UNGATED, FeedForwardConfig, FeedForwardNames
 
 
 class FeedForward:
     def __init__(
         self, config: ModelConfig, of: FeedForwardConfig, parallel: TensorParallel, parameters: Parameters, layer: int
     ) -> None:
-        name, names = f"model.layers.{layer}.mlp", config.decoder.names
-        size = of.intermediate_size
+        names, size = config.decoder.names.feed_forward, of.intermediate_size
+        name = f"model.layers.{layer}.{names.prefix}"
         self.norm = norm_before_feed_forward(config, parameters, layer)
-        self._activation = GATED_ACTIVATIONS[of.activation]
+        self._activation = ACTIVATIONS[of.activation]
         self.gate_up = ColumnParallelLinear(
             parameters,
             config.hidden_size,
-            stacked(
-                f"{name}.{names.fused_gate_up}" if names.fused_gate_up else None,
-                [Projection(f"{name}.{part}", size, parallel.shard(size)) for part in ("gate_proj", "up_proj")],
-            ),
+            gate_and_up(name, names, of, parallel),
             bias=of.bias,
         )
         self.down = RowParallelLinear(
             parameters,
-            f"{name}.down_proj",
+            f"{name}.{names.down}",
             size,
             config.hidden_size,
             parallel,
@@ -42,7 +39,18 @@ class FeedForward:
             in_parts=sums_in_norm(config, layer),
         )
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         block, both = PreNorm(self.norm, x, residual), self.gate_up
         inner, residual = both.weight.gated_product(block, both.bias, self._activation, self.down.weight)
         return self.down.forward(inner), residual
+
+
+def gate_and_up(
+    name: str, names: FeedForwardNames, of: FeedForwardConfig, parallel: TensorParallel
+) -> list[Projection]:
+    """Projections to this rank's part of the intermediate features, of a feed-forward whose tensors begin with `name`:
+    gate, if it has one, and gated value."""
+    size = of.intermediate_size
+    parts = (names.up,) if of.activation in UNGATED else (names.gate, names.up)
+    found = [Projection(f"{name}.{each}", size, parallel.shard(size)) for each in parts]
+    return stacked(f"{name}.{names.fused}" if names.fused else None, found)

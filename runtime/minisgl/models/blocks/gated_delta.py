@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from minisgl.attention.gated_delta import GatedDeltaRule
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
+from minisgl.models.blocks.convolution import new_convolution
 from minisgl.models.blocks.norms import norm_before, sums_in_norm
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import GatedDeltaConfig
+from minisgl.models.decoder_config import GatedDeltaConfig, recurrences
 
 
 class GatedDeltaNet:
@@ -21,14 +23,15 @@ class GatedDeltaNet:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
         of, block = config.layers[layer].attention, f"model.layers.{layer}.linear_attn"
         assert isinstance(of, GatedDeltaConfig)
-        self._layer = sum(isinstance(each.attention, GatedDeltaConfig) for each in config.layers[:layer])
-        """Number among the layers with linear attention."""
+        self._layer = len(recurrences(config.layers[:layer]))
+        """Number among the layers with recurrent states."""
         self._config = of
         self._eps = config.decoder.norm.eps
         heads, hidden = parallel.shard(of.num_value_heads), config.hidden_size
         parts = self._parts(of, parallel)
         self._heads = heads.stop - heads.start
-        self.norm = norm_before(config, parameters, layer, "input_layernorm")
+        self._rule = GatedDeltaRule(of.num_key_heads // parallel.size, self._heads, of.key_dim, of.value_dim)
+        self.norm = norm_before(config, parameters, layer, config.decoder.names.attention_norm)
         mixed = stacked(f"{block}.in_proj_qkv", [Projection("", size, rows) for size, rows in parts])
         gate = Projection(f"{block}.in_proj_z", of.value_width, parts[-1][1])
         wide, narrow = (
@@ -43,11 +46,7 @@ class GatedDeltaNet:
         self.mixed_and_gate = ColumnParallelLinear(parameters, hidden, wide, bias=False)
         self.step_and_decay = ColumnParallelLinear(parameters, hidden, narrow, bias=False)
         self._channels = sum(each.num_rows for each in mixed)
-        channels = sum(size for size, _ in parts)
-        self.convolution = parameters.new(self._channels, of.kernel_size)
-        into = self.convolution[:, None].split([each.num_rows for each in mixed])
-        for each, view in zip(mixed, into, strict=True):
-            parameters.add_source(f"{block}.conv1d.weight", (channels, 1, of.kernel_size), view, each.rows)
+        self.convolution = new_convolution(parameters, f"{block}.conv1d", mixed, of.kernel_size)
         self.log_decay, self.step_bias = (parameters.new(self._heads, dtype=torch.float32) for _ in range(2))
         for name, tensor in (("A_log", self.log_decay), ("dt_bias", self.step_bias)):
             parameters.add_source(f"{block}.{name}", (of.num_value_heads,), tensor, heads)
@@ -78,7 +77,7 @@ class GatedDeltaNet:
         x, residual = self.norm.forward(x, residual)
         mixed, gate, step, decay = self._projected(x)
         decay = -self.log_decay.exp() * F.softplus(decay + self.step_bias)
-        out = states.attend(self._layer, mixed, self.convolution, decay, torch.sigmoid(step))
+        out = states.mix(self._layer, mixed, self.convolution, self._rule, decay, torch.sigmoid(step))
         if rows is not None:
             out, gate, residual = out[rows], gate[rows], residual[rows]
         return self.out.forward(self._gated(out, gate)), residual

@@ -23,8 +23,9 @@ from minisgl.models.decoder_config import AttentionConfig, QueryGrowth, attentio
 
 class SelfAttention:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
-        of, names, block = config.layers[layer].attention, config.decoder.names, f"model.layers.{layer}.self_attn"
+        of, names, block = config.layers[layer].attention, config.decoder.names, f"model.layers.{layer}"
         assert isinstance(of, AttentionConfig)
+        block = f"{block}.{names.attention}"
         self._layer = len(attentions(config.layers[:layer]))
         """Number among the layers with keys and values."""
         self._config = of
@@ -45,7 +46,7 @@ class SelfAttention:
             self._heads[0] *= 2
             rows_of_query *= 2
             query_order = None if order is None else (*order, *range(of.head_dim, rows_of_query))
-        self.norm = norm_before(config, parameters, layer, "input_layernorm")
+        self.norm = norm_before(config, parameters, layer, names.attention_norm)
         self.qkv = ColumnParallelLinear(
             parameters,
             config.hidden_size,
@@ -74,7 +75,7 @@ class SelfAttention:
         )
         self.out = RowParallelLinear(
             parameters,
-            f"{block}.o_proj",
+            f"{block}.{names.attention_output}",
             of.num_heads * of.head_dim,
             config.hidden_size,
             parallel,

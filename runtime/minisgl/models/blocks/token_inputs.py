@@ -6,7 +6,7 @@ import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.pointwise.norm import rms_norm
-from minisgl.layers.activation import GATED_ACTIVATIONS
+from minisgl.layers.activation import ACTIVATIONS
 from minisgl.layers.vocabulary import VocabParallelEmbedding, VocabularyShard
 from minisgl.layers.weights.allocate import allocate
 from minisgl.layers.weights.parameters import Parameters
@@ -47,7 +47,7 @@ class TokenInput:
     def __init__(self, config: ModelConfig, of: TokenInputs, parameters: Parameters, layer: int) -> None:
         name, hidden = f"model.layers.{layer}", config.hidden_size
         self._layer = layer
-        self._activation = GATED_ACTIVATIONS[of.activation]
+        self._activation = ACTIVATIONS[of.activation]
         self.gate = _whole_linear(parameters, f"{name}.per_layer_input_gate", hidden, of.size)
         self.out = _whole_linear(parameters, f"{name}.per_layer_projection", of.size, hidden)
         self.norm = norm_of(config, parameters, f"{name}.post_per_layer_input_norm")

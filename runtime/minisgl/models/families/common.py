@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -13,7 +14,9 @@ from minisgl.models.decoder_config import (
     AttentionConfig,
     FeedForwardConfig,
     LayerConfig,
+    Mamba2Config,
     MoeConfig,
+    Ungated,
 )
 from minisgl.models.fields import Fields
 from minisgl.models.rope_fields import read_rope
@@ -141,12 +144,13 @@ def experts(
     chosen: int,
     intermediate_size: int,
     routing: RoutingConfig,
+    activation: Ungated | None = None,
     shared_size: int = 0,
     shared_gate: bool = False,
 ) -> MoeConfig:
-    """Mixture of `count` experts, of which each token takes `chosen`. `shared_size`: intermediate size of the experts
-    that all tokens take, together; 0: there are none."""
-    layers, activation = num_layers(config), read_activation(config)
+    """Mixture of `count` experts, of which each token takes `chosen`. `activation`: that of experts without
+    gates. `shared_size`: intermediate size of the experts that all tokens take, together; 0: there are none."""
+    layers, function = num_layers(config), activation or read_activation(config)
     if count * layers > MAX_EXPERTS:
         raise ModelError(
             "invalid_config",
@@ -154,16 +158,56 @@ def experts(
         )
     if chosen > count:
         raise ModelError("invalid_config", f"config.json: {chosen} experts per token of only {count}")
-    shared = FeedForwardConfig(intermediate_size=shared_size, activation=activation) if shared_size else None
+    shared = FeedForwardConfig(intermediate_size=shared_size, activation=function) if shared_size else None
     return MoeConfig(
         num_experts=count,
         experts_per_token=chosen,
         intermediate_size=intermediate_size,
-        activation=activation,
+        activation=function,
         routing=routing,
         shared=shared,
         shared_gate=shared_gate,
     )
+
+
+def mamba2(
+    config: Fields,
+    *,
+    heads: int,
+    head_dim: int,
+    groups: int,
+    state_size: int,
+    kernel_size: int,
+    convolution_bias: bool,
+    projection_bias: bool,
+) -> Mamba2Config:
+    limits = config.raw("time_step_limit")
+    if limits is not None and not (
+        isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 and _is_none(limits[1])
+    ):
+        raise ModelError(
+            "unsupported_architecture",
+            f"config.json: time_step_limit is {limits!r:.80}; bounds of the time steps of Mamba-2 are not supported",
+        )
+    if heads % groups:
+        raise ModelError(
+            "invalid_config", f"config.json: {heads} heads of Mamba-2 are not a multiple of {groups} groups"
+        )
+    return Mamba2Config(
+        num_heads=heads,
+        head_dim=head_dim,
+        num_groups=groups,
+        state_size=state_size,
+        kernel_size=kernel_size,
+        convolution_bias=convolution_bias,
+        projection_bias=projection_bias,
+    )
+
+
+def _is_none(bound: object) -> bool:
+    """Whether an upper bound is infinite, in any way in which it is written."""
+    value = bound.get("__float__") if isinstance(bound, dict) else bound
+    return value in (None, "Infinity", "inf", math.inf)
 
 
 def further_layers(config: Fields, field: str) -> tuple[str, ...]:
@@ -223,12 +267,24 @@ def window(config: Fields, default: int | None = None) -> int | None:
 
 def are_windowed(config: Fields, default: Sequence[bool]) -> list[bool]:
     """Whether each layer has a window: `layer_types`, or `default` where the file has none."""
-    return are_of_type(config, "sliding_attention", default)
+    return are_of_type(config, ("sliding_attention",), default)
 
 
-def are_of_type(config: Fields, wanted: str, default: Sequence[bool]) -> list[bool]:
-    """Whether each layer is of the type `wanted`, and not of full attention: `layer_types`, or `default` where the file
-    has none."""
+def are_recurrent(config: Fields, names: Sequence[str], default: Sequence[bool]) -> list[bool]:
+    """Whether each layer has a recurrent state: `layer_types`, where such layers have one of these names, or `default`
+    where the file has none."""
+    found = are_of_type(config, names, default)
+    if all(found):
+        raise ModelError("unsupported_layer", "config.json: no layer has full attention, which is not supported")
+    return found
+
+
+_FULL: Final = ("full_attention", "attention")
+
+
+def are_of_type(config: Fields, wanted: Sequence[str], default: Sequence[bool]) -> list[bool]:
+    """Whether each layer is of one of the types `wanted`, and not of full attention: `layer_types`, or `default` where
+    the file has none."""
     types = config.raw("layer_types")
     if types is None:
         return list(default)
@@ -237,6 +293,6 @@ def are_of_type(config: Fields, wanted: str, default: Sequence[bool]) -> list[bo
             "invalid_config", f"config.json: layer_types is {types!r:.80}, not a list of {len(default)} types"
         )
     for kind in types:
-        if kind not in ("full_attention", wanted):
+        if kind not in (*_FULL, *wanted):
             raise ModelError("unsupported_layer", f"config.json: a layer of type {kind!r:.40} is not supported")
-    return [kind == wanted for kind in types]
+    return [kind in wanted for kind in types]

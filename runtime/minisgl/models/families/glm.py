@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from minisgl.layers.rope_config import RopeConfig
-from minisgl.models.decoder_config import DecoderConfig, LayerConfig, TensorNames
+from minisgl.models.decoder_config import DecoderConfig, FeedForwardNames, LayerConfig, TensorNames
 from minisgl.models.families.common import (
     attention,
     dense,
@@ -74,7 +74,7 @@ def glm4(config: Fields) -> DecoderConfig:
         layers=repeated(config, layer),
         norm=norm(config, eps=1.5625e-7),
         names=TensorNames(
-            fused_gate_up="gate_up_proj",
+            feed_forward=FeedForwardNames(fused="gate_up_proj"),
             attention_end_norm="post_self_attn_layernorm",
             feed_forward_end_norm="post_mlp_layernorm",
         ),

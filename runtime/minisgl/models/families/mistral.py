@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from minisgl.errors import ModelError
-from minisgl.models.decoder_config import DecoderConfig, LayerConfig, QueryGrowth, TensorNames
+from minisgl.models.decoder_config import AttentionConfig, DecoderConfig, LayerConfig, QueryGrowth, TensorNames
 from minisgl.models.families.common import IMAGES, attention, dense, max_positions, norm, repeated, rope_of, window
 from minisgl.models.fields import Fields
 
@@ -24,6 +24,7 @@ def ministral3(config: Fields) -> DecoderConfig:
         return family
     original = parameters.count("original_max_position_embeddings", default=max_positions(config))
     [layer, *_] = family.layers
+    assert isinstance(layer.attention, AttentionConfig)
     growth = QueryGrowth(beta=beta, original_max_position=original)
     layer = replace(layer, attention=replace(layer.attention, query_growth=growth))
     return replace(family, layers=repeated(config, layer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisgl.models.decoder_config import DecoderConfig, LayerConfig, TensorNames
+from minisgl.models.decoder_config import DecoderConfig, FeedForwardNames, LayerConfig, TensorNames
 from minisgl.models.families.common import attention, dense, norm, repeated, rope_of, window
 from minisgl.models.fields import Fields
 
@@ -13,6 +13,6 @@ def phi3(config: Fields) -> DecoderConfig:
     return DecoderConfig(
         layers=repeated(config, layer),
         norm=norm(config),
-        names=TensorNames(fused_qkv="qkv_proj", fused_gate_up="gate_up_proj"),
+        names=TensorNames(fused_qkv="qkv_proj", feed_forward=FeedForwardNames(fused="gate_up_proj")),
         tied_embeddings=config.flag("tie_word_embeddings"),
     )

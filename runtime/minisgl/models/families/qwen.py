@@ -8,6 +8,7 @@ from minisgl.errors import ModelError
 from minisgl.models.decoder_config import (
     DecoderConfig,
     FeedForwardConfig,
+    FeedForwardNames,
     LayerConfig,
     MoeConfig,
     MoeNames,
@@ -62,7 +63,7 @@ def qwen2_moe(config: Fields) -> DecoderConfig:
             for has, each in zip(windowed, mixed(config, sparse), strict=True)
         ],
     )
-    return replace(family, names=TensorNames(moe=MoeNames(shared="mlp.shared_expert")))
+    return replace(family, names=TensorNames(moe=MoeNames(shared=FeedForwardNames(prefix="mlp.shared_expert"))))
 
 
 def qwen3(config: Fields) -> DecoderConfig:

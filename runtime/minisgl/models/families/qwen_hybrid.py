@@ -12,13 +12,23 @@ from minisgl.models.decoder_config import (
     AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
+    FeedForwardNames,
     GatedDeltaConfig,
     LayerConfig,
     MoeConfig,
     MoeNames,
     TensorNames,
 )
-from minisgl.models.families.common import MAX_HEADS, are_of_type, attention, dense, experts, norm, num_layers, rope_of
+from minisgl.models.families.common import (
+    MAX_HEADS,
+    are_recurrent,
+    attention,
+    dense,
+    experts,
+    norm,
+    num_layers,
+    rope_of,
+)
 from minisgl.models.families.qwen import mixed
 from minisgl.models.fields import Fields
 from minisgl.moe.routing_config import RoutingConfig
@@ -99,10 +109,7 @@ def _linear(config: Fields, *, by_key_head: bool) -> GatedDeltaConfig:
 def _are_linear(config: Fields, count: int) -> list[bool]:
     """Whether each layer has linear attention: all but every fourth, or as `layer_types` lists."""
     every = config.count("full_attention_interval", default=4)
-    found = are_of_type(config, "linear_attention", [(layer + 1) % every != 0 for layer in range(count)])
-    if config.raw("layer_types") is not None and all(found):
-        raise ModelError("unsupported_layer", "config.json: no layer has full attention, which is not supported")
-    return found
+    return are_recurrent(config, ("linear_attention",), [(layer + 1) % every != 0 for layer in range(count)])
 
 
 def _experts(config: Fields, *, renormalize: bool) -> MoeConfig:
@@ -119,4 +126,4 @@ def _experts(config: Fields, *, renormalize: bool) -> MoeConfig:
 
 
 def _moe_names() -> MoeNames:
-    return MoeNames(shared="mlp.shared_expert")
+    return MoeNames(shared=FeedForwardNames(prefix="mlp.shared_expert"))

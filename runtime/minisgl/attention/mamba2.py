@@ -1,0 +1,50 @@
+"""Recurrent states of Mamba-2: what a layer does with its mixed inputs."""
+
+from __future__ import annotations
+
+import torch
+
+from minisgl.kernels.attention.mamba2 import many_tokens, one_token
+
+
+class Mamba2Rule:
+    """The gate is the time step of each token, [N, heads] float32."""
+
+    def __init__(self, heads: int, groups: int, log_decay: torch.Tensor, skip: torch.Tensor) -> None:
+        """Heads and groups of one rank. `log_decay` and `skip` [heads] float32: logarithm of how fast the state of each
+        head decays, and what of its input goes past the state."""
+        self._heads = heads
+        self._groups = groups
+        self._log_decay = log_decay
+        self._skip = skip
+
+    def one_token(
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        (step,) = gates
+        values, keys, queries = self._split(mixed, state)
+        out, state = one_token(queries, keys, values * step[..., None], self._decay(step), state)
+        return out + self._skip[:, None] * values, state
+
+    def many_tokens(
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        (step,) = gates
+        values, keys, queries = self._split(mixed, state)
+        out, state = many_tokens(queries, keys, values * step[..., None], self._decay(step), state)
+        return out + self._skip[:, None] * values, state
+
+    def _decay(self, step: torch.Tensor) -> torch.Tensor:
+        return -self._log_decay.exp() * step
+
+    def _split(self, mixed: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[N, channels] to values [N, heads, value_dim], and keys and queries [N, heads, key_dim], in float32. The
+        heads of a group have the same keys and queries."""
+        key_dim, value_dim = state.shape[-2:]
+        shared = self._groups * key_dim
+        values, *others = mixed.float().split((self._heads * value_dim, shared, shared), dim=-1)
+        keys, queries = (
+            each.unflatten(-1, (self._groups, key_dim)).repeat_interleave(self._heads // self._groups, 1)
+            for each in others
+        )
+        return values.unflatten(-1, (self._heads, value_dim)), keys, queries

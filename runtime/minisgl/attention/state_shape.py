@@ -1,0 +1,22 @@
+"""Size of the recurrent state of a layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class StateShape(NamedTuple):
+    """State of a sequence in one layer, on one rank: the last inputs of a convolution over time, and a matrix for each
+    head."""
+
+    kernel_size: int
+    """Tokens that the convolution looks at, the present one included."""
+    channels: int
+    heads: int = 0
+    """0: there are no matrices."""
+    key_dim: int = 0
+    value_dim: int = 0
+
+    def num_bytes(self, number_bytes: int) -> int:
+        """Bytes, where an input of the convolution takes `number_bytes`; matrices are in float32."""
+        return (self.kernel_size - 1) * self.channels * number_bytes + 4 * self.heads * self.key_dim * self.value_dim

@@ -1,0 +1,20 @@
+"""Convolution over time that looks back at a few tokens, in torch: reference, and implementation on CPUs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def convolve(
+    x: torch.Tensor, before: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, silu: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convolution of each channel: x [N, T, C] behind `before` [N, K − 1, C], with weight [C, K] and bias [C]; `silu`:
+    the activation follows. Returns [N, T, C], and the last K − 1 inputs."""
+    inputs = torch.cat((before, x), dim=1)
+    size = weight.shape[1]
+    summed = sum(inputs[:, i : i + x.shape[1]].float() * weight[:, i].float() for i in range(size))
+    assert isinstance(summed, torch.Tensor)
+    if bias is not None:
+        summed = summed + bias.float()
+    return (F.silu(summed) if silu else summed).to(x.dtype), inputs[:, inputs.shape[1] - (size - 1) :]
