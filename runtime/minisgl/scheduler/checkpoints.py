@@ -25,6 +25,7 @@ class Checkpoints:
 
     def __init__(self, count: int, *, audit: bool) -> None:
         """`audit`: keep a list of the freed ones."""
+        self._count = count
         self._free = list(range(count - 1, -1, -1))
         self._prefixes: dict[int, Prefix] = {}
         self._values: dict[int, int] = {}
@@ -35,6 +36,11 @@ class Checkpoints:
         """Value of the last one that went when each was used last."""
         self._age = 0
         self._freed: list[int] | None = [] if audit else None
+
+    @property
+    def used(self) -> int:
+        """Those that are not free."""
+        return self._count - len(self._free)
 
     def take(self) -> int:
         """A checkpoint for a row; NO_CHECKPOINT: all are those of rows."""

@@ -77,6 +77,11 @@ class RowPages:
         total = len(windows.pool.owner)
         return max(used, len(self.pool.owner) * (total - windows.available) // total)
 
+    @property
+    def used_state_checkpoints(self) -> int:
+        """Checkpoints of recurrent states that a row or a cached prefix has."""
+        return 0 if self.states is None else self.states.used_checkpoints
+
     def lock_prefix(self, request: Request) -> LockedPrefix:
         """Lock the longest cached prefix of a request, which it can continue. Pass it to `attach` or `unlock`."""
         tokens, salt, windows = request.cacheable_tokens, request.cache_salt, self.windows

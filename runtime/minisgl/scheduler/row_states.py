@@ -57,6 +57,11 @@ class RowStates:
         """Rows with checkpoints that the next plan saves."""
 
     @property
+    def used_checkpoints(self) -> int:
+        """Those that a row or a cached prefix has."""
+        return 0 if self._cache is None else self._checkpoints.used
+
+    @property
     def _checkpoints(self) -> Checkpoints:
         assert self._cache is not None and self._cache.checkpoints is not None
         return self._cache.checkpoints

@@ -99,6 +99,8 @@ def status(loop: StepLoop, *, is_draining: bool = False) -> Status:
         data_types=() if (types := loop.engine.stats.data_types) is None else (types,),
         compiled_after_ready=loop.engine.stats.compiled_after_ready,
         draining=is_draining,
+        state_checkpoints=scheduler.config.state_checkpoints or 0,
+        used_state_checkpoints=scheduler.pages.used_state_checkpoints,
     )
 
 

@@ -412,6 +412,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Running requests continue; new ones are refused with the code `draining`."""
     deferred: int = 0
     """Waiting requests that could not run even if there was capacity: their grammars are being compiled."""
+    state_checkpoints: int = 0
+    """Checkpoints of recurrent states; 0 if no layer has such a state, or there is no prefix cache."""
+    used_state_checkpoints: int = 0
+    """Those that a row or a cached prefix has."""
 
 
 ToScheduler = Hello | Submit | Pool | Abort | Flush | EndDrain

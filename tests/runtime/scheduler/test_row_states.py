@@ -149,8 +149,10 @@ def test_flushed_and_evicted_prefixes_free_their_checkpoints() -> None:
     served = harness(pages=150)
     for seed in range(5):
         answered(served, text(300, seed))
+    assert served.scheduler.pages.used_state_checkpoints > 0
     served.scheduler.flush_cache()
     served.check_idle()
+    assert served.scheduler.pages.used_state_checkpoints == 0
     assert answered(served, text(300, 4)).cached == 0
 
 

@@ -105,6 +105,11 @@ def _engine(page: _Page, status: Status) -> None:
     reason_text = "Waiting requests by reason; deferred: their grammars are being compiled."
     page.labelled("vllm:num_requests_waiting_by_reason", "gauge", reason_text, "reason", by_reason)
     page.gauge("vllm:cache_config_info", "Size of the KV pool.", 1, pool)
+    if status.state_checkpoints:
+        text = "Checkpoints of recurrent states, from which requests can continue a cached prefix."
+        page.gauge("minisgl:state_checkpoints", text, status.state_checkpoints)
+        share = status.used_state_checkpoints / status.state_checkpoints
+        page.gauge("minisgl:state_checkpoint_usage_perc", "Fraction of them in use, 0 to 1.", share)
     counters = status.counters
     if len(counters.queue_times) == len(QUEUE_TIME_EDGES) + 1:
         name, text = "vllm:request_queue_time_seconds", "Time in the scheduler's queue."

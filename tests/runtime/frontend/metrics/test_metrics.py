@@ -55,6 +55,8 @@ STATUS = status_of(
     ),
     compiled_after_ready=3,
     deferred=1,
+    state_checkpoints=8,
+    used_state_checkpoints=6,
 )
 
 
@@ -95,6 +97,7 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
         assert found[name, ()] == value, name
     pool = {"block_size": "16", "num_gpu_blocks": "64", "kv_cache_size_tokens": "1024"}
     assert found["vllm:cache_config_info", tuple(sorted(pool.items()))] == 1
+    assert (found["minisgl:state_checkpoints", ()], found["minisgl:state_checkpoint_usage_perc", ()]) == (8, 0.75)
     assert found["minisgl:engine_last_step_age_seconds", ()] == 0.25
     waiting = {reason: found["vllm:num_requests_waiting_by_reason", (("reason", reason),)] for reason in REASONS}
     assert waiting == {"capacity": 2, "deferred": 1}
@@ -157,7 +160,8 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
     engine_start_seconds attention_backend_info data_type_info kernels_compiled_after_ready_total
-    requests_continued_total request_continue_gap_seconds log_lines_lost_total
+    requests_continued_total request_continue_gap_seconds log_lines_lost_total state_checkpoints
+    state_checkpoint_usage_perc
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
 COMMON_NAMES = """http_requests_total http_request_duration_seconds process_start_time_seconds process_cpu_seconds_total
     process_resident_memory_bytes process_open_fds process_max_fds"""
