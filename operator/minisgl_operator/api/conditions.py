@@ -17,6 +17,8 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     INTERCONNECT_OPTIMAL = "InterconnectOptimal"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
 
 
 class Reason(StrEnum):

@@ -289,6 +289,11 @@ class Facts:
         """The wanted replicas by index, whether they exist or not."""
         return self._selection.wanted
 
+    @property
+    def is_idle(self) -> bool:
+        """True if the autoscaler has removed all replicas, and a request starts one."""
+        return not self.replicas and self.model.spec.autoscaling is not None and not self.model.spec.suspend
+
     @cached_property
     def surplus(self) -> tuple[Replica, ...]:
         """Existing replicas that are not wanted, in the order of their removal."""

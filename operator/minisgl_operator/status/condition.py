@@ -25,11 +25,11 @@ class Condition(NamedTuple):
 
 def suspended(facts: Facts) -> Condition:
     """The condition of a model without replicas."""
-    if facts.model.spec.suspend:
-        message = "spec.suspend is true: the model has no engine pods until it is set to false."
-    elif facts.model.spec.autoscaling is not None:
+    if facts.is_idle:
         message = "The model is idle and has no engine pods. The next request starts it."
         return Condition("False", Reason.SCALED_TO_ZERO, message)
+    if facts.model.spec.suspend:
+        message = "spec.suspend is true: the model has no engine pods until it is set to false."
     else:
         message = f"spec.replicas is 0: `kubectl scale imodel/{facts.model.name} --replicas=1` starts the model."
     return Condition("False", Reason.SUSPENDED, message)

@@ -18,7 +18,7 @@ def frontend_ready(facts: Facts) -> Condition:
     wanted, ready = facts.wanted_frontends, facts.ready_frontends
     if ready >= wanted:
         return Condition("True", Reason.FRONTENDS_READY, f"{wanted} of {wanted} frontends are ready.")
-    if not facts.replicas:
+    if not facts.replicas and not facts.is_idle:
         return suspended(facts)
     if facts.routing.any_report and not any(replica.routable_from_any for replica in facts.replicas):
         message = "No frontend can reach a ready replica; none accepts requests until then. See EngineReady."
@@ -27,9 +27,14 @@ def frontend_ready(facts: Facts) -> Condition:
 
 
 def ready(facts: Facts, prerequisites: Mapping[ConditionType, Condition]) -> Condition:
-    """A condition that is not Ready repeats the first of the `prerequisites` that is not True."""
+    """A condition that is not Ready repeats the first of the `prerequisites` that is not True. A model that is meant to
+    have no replicas is Ready without any: an idle one if a request would start it, a suspended one if its spec is
+    valid."""
     if not facts.replicas:
-        return suspended(facts)
+        zero = suspended(facts)
+        needed = prerequisites.values() if facts.is_idle else [prerequisites[ConditionType.ACCEPTED]]
+        missing = (each for each in needed if each.status == "False" and each.reason is not zero.reason)
+        return next(missing, zero._replace(status="True"))
     # The Service may be another owner's.
     if facts.routable and facts.ready_frontends and Ref("Service", facts.model.name) not in facts.conflicts:
         message = f"{facts.routable} of {len(facts.replicas)} replicas are routable at {facts.url}."

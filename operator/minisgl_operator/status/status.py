@@ -18,7 +18,9 @@ from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.facts.rollout.retries import Retry
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
-from minisgl_operator.status.conditions import Conditions, all_conditions, as_status
+from minisgl_operator.status.conditions import all_conditions, as_status
+from minisgl_operator.status.conditions_unsettled import unsettled
+from minisgl_operator.status.phase import phase_of
 from minisgl_operator.status.rollout import rollout_status
 from minisgl_operator.status.size import bounded
 
@@ -43,13 +45,15 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
         return dict(previous) | _autoscaling(facts)
     generation = facts.model.metadata.generation
     conditions = all_conditions(facts)
+    phase = phase_of(facts, conditions)
+    conditions = {**conditions, **unsettled(phase, conditions)}
     before = by_replica(previous)
     replicas = [_replica_status(facts, replica, before.get(replica.name, {})) for replica in facts.replicas]
     existing = [replica for replica in facts.replicas if replica.stateful_set is not None]
     ready_ranks, ranks = (sum(replica[count] for replica in replicas) for count in ("readyRanks", "ranks"))
     status: Status = {
         "observedGeneration": generation,
-        "phase": _phase(facts, conditions),
+        "phase": phase,
         "conditions": as_status(conditions, generation, previous, facts.now),
         "replicas": len(existing),
         "readyReplicas": facts.routable,
@@ -81,8 +85,9 @@ def status_of_invalid_spec(
     """The status of a model whose spec cannot be read: its running pods stay, and so does their last status."""
     generation = int(observed.model_object["metadata"].get("generation", 0))
     invalid = Condition("False", Reason.INVALID_SPEC, f"{error}. Correct the spec; running pods are not changed.")
-    conditions = {ConditionType.ACCEPTED: invalid}
+    conditions = {ConditionType.ACCEPTED: invalid, ConditionType.STALLED: invalid._replace(status="True")}
     before = {each["type"]: each for each in previous.get("conditions") or ()}
+    before.pop(ConditionType.RECONCILING, None)
     was_ready = ConditionType.READY in before and before[ConditionType.READY]["status"] == "True"
     if not was_ready:
         conditions[ConditionType.READY] = invalid
@@ -93,27 +98,6 @@ def status_of_invalid_spec(
         "phase": previous.get("phase", "Failed") if was_ready else "Failed",
         "conditions": [current[type.value] for type in ConditionType if type.value in current],
     }
-
-
-def _phase(facts: Facts, conditions: Conditions) -> str:
-    """Summary of the conditions in one word."""
-    status = {type: condition.status for type, condition in conditions.items()}
-    if not facts.replicas:
-        return "Suspended" if facts.model.spec.suspend or facts.model.spec.autoscaling is None else "Idle"
-    if status[ConditionType.READY] == "True":
-        if status[ConditionType.DEGRADED] == "True":
-            return "Degraded"
-        return "Updating" if status[ConditionType.PROGRESSING] == "True" else "Ready"
-    if status[ConditionType.ACCEPTED] == "False":
-        return "Failed"
-    if status[ConditionType.MODEL_CACHED] == "False":
-        assert facts.fetch is not None
-        return "Failed" if facts.fetch.failed else "Caching"
-    if all(replica.phase == "Failed" for replica in facts.replicas):
-        return "Failed"
-    if status[ConditionType.SCHEDULED] == "False":
-        return "Pending"
-    return "Degraded" if status[ConditionType.DEGRADED] == "True" else "Starting"
 
 
 def _autoscaling(facts: Facts) -> dict[str, Any]:

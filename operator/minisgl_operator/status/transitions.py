@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from minisgl_operator.api.conditions import ConditionType, Reason
 
 # Types whose False is the good state.
-_NEGATIVE_POLARITY: Final = frozenset({ConditionType.DEGRADED})
+_NEGATIVE_POLARITY: Final = frozenset({ConditionType.DEGRADED, ConditionType.RECONCILING, ConditionType.STALLED})
 # Reasons that call for no action: something is in progress.
 _IN_PROGRESS_REASONS: Final = frozenset(
     {

@@ -72,7 +72,9 @@ def test_a_model_goes_to_three_replicas_and_to_zero_and_wakes(cluster: OperatedC
     with cluster.operator() as operator:
         cluster.apply(scaled("one"))
         cluster.until(lambda: cluster.status("one").get("phase") == "Idle", "a new model begins with minReplicas")
+        cluster.wait_as_users_do("one", "Ready")
         assert cluster.condition("one", "Ready")["reason"] == "ScaledToZero"
+        assert cluster.health("one") == "Current"
         cluster.loads["one"] = {"held": 9, "idle_seconds": 0.0}
         cluster.until(lambda: len(replicas(cluster, "one")) == 3, "a replica for each 4 requests")
         cluster.loads["one"] = {"held": 0, "idle_seconds": 0.0}
@@ -91,7 +93,7 @@ def test_a_model_goes_to_three_replicas_and_to_zero_and_wakes(cluster: OperatedC
         cluster.until(lambda: replicas(cluster, "one"), "the replica for the held request")
         assert time.monotonic() - began < SLACK * WAKE_SECONDS
         cluster.loads["one"] = {"held": 0, "idle_seconds": 0.0}
-        cluster.until(lambda: cluster.ready("one"), "ready for it")
+        cluster.until(lambda: cluster.status("one")["readyReplicas"] == 1 and cluster.ready("one"), "ready for it")
 
 
 def test_a_new_operator_keeps_the_decision_and_removes_nothing_that_it_does_not_know(cluster: OperatedCluster) -> None:

@@ -115,7 +115,8 @@ def test_a_claim_that_is_retained_later_loses_its_owner_and_the_label_of_an_appl
 def test_a_failed_expansion_is_reported_with_its_remedy(cluster: OperatedCluster) -> None:
     make_bound(cluster, model("rigid", "rigid", "1Gi"))
     cluster.apply(model("rigid", "rigid", "2Gi"))
-    cluster.until(lambda: accepted(cluster, "rigid") == "False", "the refusal")
+    cluster.wait_as_users_do("rigid", "Stalled")
+    assert cluster.health("rigid") == "Failed"
     condition = cluster.condition("rigid", "Accepted")
     assert condition["reason"] == "Rejected", condition
     assert "cannot be expanded" in condition["message"] and "allowVolumeExpansion" in condition["message"]

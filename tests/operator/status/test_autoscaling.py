@@ -127,7 +127,7 @@ def test_an_idle_model_loses_its_replicas_and_reports_why() -> None:
     report(scene, idle=60.0)
     status = scene.status()
     conditions = {each["type"]: (each["status"], each["reason"]) for each in status["conditions"]}
-    assert conditions["Ready"] == ("False", "ScaledToZero")
+    assert conditions["Ready"] == ("True", "ScaledToZero")
     assert (status["phase"], status["autoscaling"]) == ("Idle", {"targetReplicas": 0})
     assert facts_of(scene).next_look is None
     report(scene, held=1)

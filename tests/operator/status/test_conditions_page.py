@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "conditions.md"
 def test_every_condition_has_a_section_and_every_reason_a_row() -> None:
     text = PAGE.read_text()
     sections = re.findall(r"^## (\w+)$", text, re.MULTILINE)
-    assert set(sections) == {type.value for type in ConditionType} | {"Phases", "Events"}
+    assert set(sections) == {type.value for type in ConditionType} | {"Health", "Phases", "Events"}
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) ?\|$", text, re.MULTILINE)
     assert {reason for reason, _, _ in rows} == {reason.value for reason in Reason}
     assert all(meaning.strip() for _, meaning, _ in rows)

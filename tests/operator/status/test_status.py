@@ -337,6 +337,7 @@ def test_an_invalid_spec_keeps_running_pods_and_their_status() -> None:
     assert [(each["type"], each["status"]) for each in fresh["conditions"]] == [
         ("Accepted", "False"),
         ("Ready", "False"),
+        ("Stalled", "True"),
     ]
     assert fresh["phase"] == "Failed"
 

@@ -36,6 +36,7 @@ from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, SECRET, of_kind
 from minisgl_operator.shell.watches import watch
 from support.cluster.control_plane import LocalControlPlane
+from support.cluster.kstatus import Health, kstatus
 from support.cluster.simulated_pods import report, running_status
 
 T = TypeVar("T")
@@ -309,6 +310,19 @@ class OperatedCluster:
         if model is None or model.get("status", {}).get("observedGeneration") != model["metadata"]["generation"]:
             return False
         return any(one["type"] == "Ready" and one["status"] == "True" for one in model["status"]["conditions"])
+
+    def wait_as_users_do(self, name: str, condition: str) -> None:
+        """Run `kubectl wait` until a condition of the model is True."""
+        self.control_plane.kubectl(
+            *("-n", self.namespace, "wait", f"--for=condition={condition}", f"--timeout={SECONDS:.0f}s"),
+            f"inferencemodel/{name}",
+        )
+
+    def health(self, name: str) -> Health:
+        """What kstatus makes of the model."""
+        live = self.get(MODEL.kind, name)
+        assert live is not None
+        return kstatus(live)
 
     def children(self, name: str) -> dict[tuple[str, str], Manifest]:
         """All objects that the model owns, by kind and name."""

@@ -130,14 +130,14 @@ def upgrade_of(
     if admitted or has_begun:
         waits_for_frontends = not (was_complete or templates.frontends_are_done or templates.engines_have_begun)
         # Only a request starts a model at zero, so no other model can wait until it serves.
-        serves = wanted == 0 or _is_ready(status)
+        serves = wanted == 0 or _is_served(status)
         # Going to zero repairs nothing.
         has_failed = bool(failure) or (state == "Failed" and wanted == 0)
         now = _state_in_turn(templates, has_failed, serves, was_complete)
         return Upgrade(now, target, current_hash, holds_engines=waits_for_frontends)
     if not outdated:
         return Upgrade("Current", target, current_hash)
-    return Upgrade("Waiting" if _is_ready(status) else "Excluded", target, current_hash, True, True)
+    return Upgrade("Waiting" if _is_served(status) else "Excluded", target, current_hash, True, True)
 
 
 def _state_in_turn(templates: Templates, has_failed: bool, serves: bool, was_complete: bool) -> State:
@@ -164,7 +164,8 @@ def _was_up_to_date(model: InferenceModel, status: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_ready(status: Mapping[str, Any]) -> bool:
-    """The last condition Ready that was written. The state now is not known yet when the operator has just started."""
+def _is_served(status: Mapping[str, Any]) -> bool:
+    """By the last condition Ready that was written, which is also True for models that are meant to have no replicas.
+    The state now is not known yet when the operator has just started."""
     conditions = status.get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any((each["type"], each["status"], each["reason"]) == ("Ready", "True", "Ready") for each in conditions)
