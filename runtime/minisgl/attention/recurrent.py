@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from itertools import pairwise, starmap
+from typing import Final, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from minisgl.attention.state_shape import StateShape
 from minisgl.kernels.attention.causal_convolution import convolve
-from minisgl.wire.plan import StateChange
+from minisgl.wire.plan import NO_STATE_CHANGES, IntArray, StateChange
 
 
 class Convolution(NamedTuple):
@@ -57,9 +60,49 @@ class _Piece(NamedTuple):
     """Place that gets the state behind them."""
 
 
+class StateChanges(NamedTuple):
+    """`StepPlan.state_changes` in the order in which a step makes them."""
+
+    columns: IntArray
+    """[4, K], of which each kind has a slice."""
+    loads: slice
+    zeros: slice
+    saved_within: slice
+    """States behind a token in the middle of a segment."""
+    saved_last: slice
+    """States behind the last token that the step computes of a row."""
+    poisoned: slice
+
+    @staticmethod
+    def of(columns: IntArray, slots: IntArray, ends: IntArray) -> StateChanges:
+        """`slots` and `ends` [P]: of the segments of prompts, and how many tokens each row has behind its own."""
+        if not columns.shape[1]:
+            return _NO_CHANGES
+        by_slot = dict(zip(slots.tolist(), ends.tolist(), strict=True))
+
+        def step_of(column: Sequence[int]) -> int:
+            kind, slot, tokens, _ = column
+            if kind == StateChange.SAVE:
+                return _WITHIN if by_slot.get(slot, tokens) != tokens else _LAST
+            return _POISONED if kind == StateChange.POISON else kind
+
+        steps = np.array([step_of(column) for column in columns.T.tolist()], np.int32)
+        edges = np.searchsorted(np.sort(steps), range(_POISONED + 2)).tolist()
+        return StateChanges(columns[:, np.argsort(steps, kind="stable")], *starmap(slice, pairwise(edges)))
+
+
+_WITHIN: Final = StateChange.SAVE
+_LAST: Final = _WITHIN + 1
+_POISONED: Final = _LAST + 1
+_NO_CHANGES: Final = StateChanges(NO_STATE_CHANGES, *[slice(0, 0)] * 5)
+
+
 class RecurrentStates:
     """One slot for each row of the tables, the dummy row included, and checkpoints behind them. A slot has what the
-    last token of its sequence left: so a row's tokens come in order, and none is computed twice."""
+    last token of its sequence left: so a row's tokens come in order, and none is computed twice.
+
+    What decode rows need is on the device, so that their steps can be captured in a CUDA graph: `change` comes before
+    it, and `save_last` behind it."""
 
     def __init__(
         self,
@@ -71,51 +114,56 @@ class RecurrentStates:
         checkpoints: int = 0,
         audit: bool = False,
     ) -> None:
-        """`shapes`: of each layer with a state; `rows`: of the tables. Matrices are kept in float32, because
-        rounding adds up over a text. `audit`: fill them with NaN, which shows where one is read before it is set."""
+        """`shapes`: of each layer with a state, all the same; `rows`: of the tables. Matrices are kept in float32,
+        because rounding adds up over a text. `audit`: fill them with NaN, which shows where one is read before it is
+        set."""
+        [of] = {*shapes}
         self._rows = rows
-        places = rows + checkpoints
+        places = len(shapes), rows + checkpoints
         # Not zeros: on a CPU, memory of the operating system is only taken when it is written.
-        self._inputs = [
-            torch.empty(places, of.kernel_size - 1, of.channels, dtype=dtype, device=device) for of in shapes
-        ]
-        self._matrices = [torch.empty(places, of.heads, of.key_dim, of.value_dim, device=device) for of in shapes]
+        self._inputs = torch.empty(*places, of.kernel_size - 1, of.channels, dtype=dtype, device=device)
+        self._matrices = torch.empty(*places, of.heads, of.key_dim, of.value_dim, device=device)
         if audit:
-            self._fill(slice(None), float("nan"))
+            for states in (self._inputs, self._matrices):
+                states.fill_(math.nan)
         # No plan sets that of the dummy row.
-        self._fill(rows - 1, 0.0)
+        self._fill(torch.tensor([rows - 1], device=device), 0.0)
         self._decode_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._pieces: list[_Piece] = []
         self._saves: dict[int, list[tuple[int, int]]] = {}
-        """Numbers of tokens, ascending, and the places that get the states behind them, by slot."""
-        self._decode_saves: list[tuple[int, int]] = []
-        """Slots of decode rows, and the places that get their states."""
+        """Numbers of tokens in the middle of segments, and the places that get the states behind them, by slot."""
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Slots whose last states are saved, and the places that get them."""
 
-    def change(self, changes: torch.Tensor) -> None:
-        """Load, zero and poison states, as the `StepPlan.state_changes` [4, K] of the next step say. `begin` follows,
-        for those that it saves."""
+    def change(self, changes: StateChanges, columns: torch.Tensor) -> None:
+        """Load, zero and poison states for the next step. `begin` follows, for those that it saves. `columns`: those of
+        `changes` on the device."""
         self._saves = {}
-        poisoned = []
-        for kind, slot, tokens, checkpoint in changes.T.tolist():
-            place = self._rows + checkpoint
-            match kind:
-                case StateChange.LOAD:
-                    for states in (*self._inputs, *self._matrices):
-                        states[slot] = states[place]
-                case StateChange.ZERO:
-                    self._fill(slot, 0.0)
-                case StateChange.SAVE:
-                    self._saves.setdefault(slot, []).append((tokens, place))
-                case _:
-                    poisoned.append(place)
-        for place in poisoned:
-            self._fill(place, float("nan"))
+        self._last = None
+        if not columns.shape[1]:
+            return
+        slots, places = columns[1].long(), columns[3].long() + self._rows
+        if changes.loads.stop > changes.loads.start:
+            self._copy(slots[changes.loads], places[changes.loads])
+        if changes.zeros.stop > changes.zeros.start:
+            self._fill(slots[changes.zeros], 0.0)
+        if changes.poisoned.stop > changes.poisoned.start:
+            self._fill(places[changes.poisoned], math.nan)
+        if changes.saved_last.stop > changes.saved_last.start:
+            self._last = slots[changes.saved_last], places[changes.saved_last]
+        for _, slot, tokens, checkpoint in changes.columns[:, changes.saved_within].T.tolist():
+            self._saves.setdefault(slot, []).append((tokens, self._rows + checkpoint))
 
     def begin(self, decode_slots: torch.Tensor, segments: Sequence[Segment]) -> None:
         """Use the rows of a step: first the decode rows [D], then the segments of prompts."""
         self._decode_slots = decode_slots.long()
         self._pieces = [piece for segment in segments for piece in _pieces(segment, self._saves.pop(segment.slot, []))]
-        self._decode_saves = [(slot, place) for slot, saves in self._saves.items() for _, place in saves]
+
+    def save_last(self) -> None:
+        """Save the states that the step has left behind the last tokens of rows."""
+        if self._last is not None:
+            slots, places = self._last
+            self._copy(places, slots)
 
     def mix(
         self, layer: int, x: torch.Tensor, convolution: Convolution, rule: Rule | None, *gates: torch.Tensor
@@ -132,8 +180,6 @@ class RecurrentStates:
             if rule is not None:
                 out, matrices[slots] = rule.one_token(out, tuple(each[:rows] for each in gates), matrices[slots])
             outputs.append(out)
-            for slot, place in self._decode_saves:
-                inputs[place], matrices[place] = inputs[slot], matrices[slot]
         begin = rows
         for slot, length, saved in self._pieces:
             part = slice(begin, begin + length)
@@ -147,9 +193,14 @@ class RecurrentStates:
                 inputs[saved], matrices[saved] = inputs[slot], matrices[slot]
         return torch.cat(outputs)
 
-    def _fill(self, place: int | slice, value: float) -> None:
-        for states in (*self._inputs, *self._matrices):
-            states[place] = value
+    def _copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
+        """Copy the states of all layers between places, both [N] int64."""
+        for states in (self._inputs, self._matrices):
+            states[:, to] = states[:, of]
+
+    def _fill(self, places: torch.Tensor, value: float) -> None:
+        for states in (self._inputs, self._matrices):
+            states.index_fill_(1, places, value)
 
 
 def _pieces(segment: Segment, saves: Sequence[tuple[int, int]]) -> Iterator[_Piece]:
@@ -157,7 +208,7 @@ def _pieces(segment: Segment, saves: Sequence[tuple[int, int]]) -> Iterator[_Pie
     end = segment.start + segment.length
     start = segment.start
     for tokens, place in sorted(saves):
-        assert start < tokens <= end, "a state is saved in the step of its last token"
+        assert start < tokens < end, "a state is saved in the step of its last token"
         yield _Piece(segment.slot, tokens - start, place)
         start = tokens
     if start < end:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout, CascadeTables
+from minisgl.attention.recurrent import Segment, StateChanges
 from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan
@@ -61,7 +62,7 @@ class DeviceStep:
     poison_window_pages: torch.Tensor
     """[Y]"""
     state_changes: torch.Tensor
-    """[4, K]"""
+    """[4, K], see `StateChanges`."""
     changes: DeviceChanges | None
     cascade: CascadeTables | None
 
@@ -104,6 +105,9 @@ class PackedStep:
         self.processors = tables.processors.select(plan, self.sampled_slots, self._sample_positions)
         self._new_rows = tables.processors.new_rows(plan.new_rows[0]).ravel() if plan.new_rows.shape[1] else EMPTY
         self._cascade = cascade
+        self.state_changes = StateChanges.of(
+            plan.state_changes, plan.prefill_slots, plan.prefill_starts + plan.prefill_lengths
+        )
         self._sample_padding = 0
         self._dummy_slot = tables.dummy_slot
         if size is not None:
@@ -114,6 +118,12 @@ class PackedStep:
         self.lengths = tuple(map(len, self._parts))
         """Lengths of the parts of the buffer."""
         self.size = sum(self.lengths)
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Prefill segments, with padding."""
+        columns = self._prefill_slots.tolist(), self.prefill_starts.tolist(), self.prefill_lengths.tolist()
+        return list(map(Segment, *columns))
 
     @property
     def num_decode(self) -> int:
@@ -199,7 +209,7 @@ class PackedStep:
         plan = self._plan
         pages = plan.page_updates.ravel(), self._new_rows, plan.poison_pages
         windows = plan.window_updates.ravel(), plan.poison_window_pages
-        return [*pages, *windows, plan.state_changes.ravel(), self.processors.packed()]
+        return [*pages, *windows, self.state_changes.columns.ravel(), self.processors.packed()]
 
     @property
     def depends_on_lengths(self) -> bool:

@@ -338,8 +338,9 @@ class CudaEngine:
             step = packed.view(buffer)
             # The graph reads its inputs at the address of its capture.
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
-        runner.apply_updates(step)
+        runner.apply_updates(packed, step)
         graph.replay(runner.attention_batch(packed, step))
+        runner.save_states()
         logits, tokens = graph.logits[: packed.sampled], graph.tokens[: packed.sampled]
         if packed.sampled:
             runner.call_hook(plan, logits)

@@ -60,7 +60,7 @@ class PagedTexts:
         step = packed.view(uploaded)
         if size is None:
             return self._pooler.output(runner.run_hidden(packed, step))
-        runner.apply_updates(step)
+        runner.apply_updates(packed, step)
         self._inputs[: packed.graph_size].copy_(uploaded[: packed.graph_size])
         self._attention[size].prepare(runner.attention_batch(packed, step))
         return self.graphs.replay(size)[: packed.sampled]
@@ -74,7 +74,7 @@ class PagedTexts:
         packed, step = padding_step(runner.tables, size, None, self._inputs)
         batch = runner.attention_batch(packed, step)
         attention.prepare(batch)
-        return lambda: self._pooler.output(runner.hidden(step, batch, attention, step.sample_rows))
+        return lambda: self._pooler.output(runner.hidden(packed, step, batch, attention, step.sample_rows))
 
 
 class PackedTexts:

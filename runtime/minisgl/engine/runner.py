@@ -11,7 +11,7 @@ import torch
 from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import AttentionBatch, KVPool
 from minisgl.attention.layered import LayeredAttention
-from minisgl.attention.recurrent import RecurrentStates, Segment
+from minisgl.attention.recurrent import RecurrentStates
 from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
@@ -129,7 +129,7 @@ class Runner:
         runner._model = self._model.with_layers(layers)
         return runner
 
-    def apply_updates(self, step: DeviceStep) -> None:
+    def apply_updates(self, packed: PackedStep, step: DeviceStep) -> None:
         """Apply the changes of a plan to the tables, before the forward pass of its step."""
         if len(step.poison_pages):
             self.kv.poison(step.poison_pages.long(), in_window=False)
@@ -144,7 +144,7 @@ class Runner:
         if step.window_updates.shape[1]:
             self.tables.set_window_pages(step.window_updates)
         if self._states is not None:
-            self._states.change(step.state_changes)
+            self._states.change(packed.state_changes, step.state_changes)
 
     def attention_batch(self, packed: PackedStep, step: DeviceStep) -> AttentionBatch:
         """The step as attention backends read it."""
@@ -168,10 +168,15 @@ class Runner:
     ) -> torch.Tensor:
         """Logits [S, vocab_local] of the rows that sample. `attention` must be prepared for `batch`."""
         rows = step.sample_rows if packed.num_segments else None
-        return self._model.local_logits(self.hidden(step, batch, attention, rows))
+        return self._model.local_logits(self.hidden(packed, step, batch, attention, rows))
 
     def hidden(
-        self, step: DeviceStep, batch: AttentionBatch, attention: LayeredAttention, rows: torch.Tensor | None
+        self,
+        packed: PackedStep,
+        step: DeviceStep,
+        batch: AttentionBatch,
+        attention: LayeredAttention,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """Hidden states [S, hidden] of the tokens `rows`, or of all tokens [T, hidden]."""
         tables = self.tables
@@ -186,9 +191,13 @@ class Runner:
             )
         attention.begin(batch, locations, window_locations)
         if self._states is not None:
-            columns = batch.prefill_slots.tolist(), batch.host_prefill_starts, batch.host_prefill_lengths
-            self._states.begin(batch.decode_slots, [Segment(*map(int, each)) for each in zip(*columns, strict=True)])
+            self._states.begin(batch.decode_slots, packed.segments)
         return self._model.forward(tokens, step.positions, attention, rows, self._states)
+
+    def save_states(self) -> None:
+        """Save recurrent states that the forward pass of a step has left, behind it."""
+        if self._states is not None:
+            self._states.save_last()
 
     def call_hook(self, plan: StepPlan, logits: torch.Tensor) -> None:
         """Call the test hook with `logits` [S, vocab_local] of all ranks."""
@@ -213,23 +222,26 @@ class Runner:
 
     def run_hidden(self, packed: PackedStep, step: DeviceStep) -> torch.Tensor:
         """Run the step eagerly up to the hidden states [S, hidden] of the last tokens of prompts that end in it."""
-        self.apply_updates(step)
+        self.apply_updates(packed, step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
-        return self.hidden(step, batch, self.attention, step.sample_rows)
+        hidden = self.hidden(packed, step, batch, self.attention, step.sample_rows)
+        self.save_states()
+        return hidden
 
     def run_model(self, plan: StepPlan, packed: PackedStep, step: DeviceStep) -> PlainSample:
         """Run the step eagerly up to the plain sample."""
-        self.apply_updates(step)
+        self.apply_updates(packed, step)
         batch = self.attention_batch(packed, step)
         self.attention.prepare(batch)
         prompt_report = None
         if step.changes is not None and len(step.changes.prompt_rows):
-            hidden = self.hidden(step, batch, self.attention, None)
+            hidden = self.hidden(packed, step, batch, self.attention, None)
             prompt_report = self.sampler.report_prompt(self._model.local_logits, hidden, step.changes)
             logits = self._model.local_logits(hidden[step.sample_rows])
         else:
             logits = self.logits(packed, step, batch, self.attention)
+        self.save_states()
         tokens = step.sample_slots
         if packed.sampled:
             self.call_hook(plan, logits)

@@ -17,6 +17,7 @@ from minisgl.attention.state_shape import StateShape
 from minisgl.kernels.attention import gated_delta, mamba2
 from minisgl.kernels.attention.causal_convolution import convolve
 from minisgl.wire.plan import StateChange
+from support.kernels.sequence_attention import change
 
 HEADS, KEY, VALUE = 3, 8, 5
 RULES: Final[dict[str, tuple[StateShape, Rule | None]]] = {
@@ -127,7 +128,7 @@ def test_rows_keep_their_states_however_steps_are_made(name: str, data: st.DataO
         expected = []
         for x, gate in zip(xs, gates, strict=True):
             alone = RecurrentStates([shape], 1, torch.float32, torch.device("cpu"))
-            alone.change(torch.tensor([(StateChange.ZERO, 0, 0, 0)]).T)
+            change(alone, (StateChange.ZERO, 0, 0, 0))
             alone.begin(torch.empty(0, dtype=torch.int32), [Segment(0, 0, len(x))])
             expected.append(run(x, gate, alone))
         done, found = [0] * 3, [list[torch.Tensor]() for _ in range(3)]
@@ -142,7 +143,7 @@ def test_rows_keep_their_states_however_steps_are_made(name: str, data: st.DataO
             ]
             spans = [Segment(row, done[row], 1) for row in decode] + pieces
             new = [(StateChange.ZERO, piece.slot, 0, 0) for piece in pieces if not piece.start]
-            states.change(torch.tensor(new).reshape(-1, 4).T)
+            change(states, *new, segments=pieces)
             states.begin(torch.tensor(decode, dtype=torch.int32), pieces)
             parts = [
                 torch.cat([whole[span.slot][span.start : span.start + span.length] for span in spans])
@@ -175,27 +176,29 @@ def test_a_sequence_goes_on_from_any_checkpoint(name: str, data: st.DataObject) 
     prompt = data.draw(st.integers(1, length))
     cuts = sorted(data.draw(st.lists(st.integers(1, prompt), unique=True, min_size=1, max_size=2)))
     saves = [(StateChange.SAVE, 0, tokens, checkpoint) for checkpoint, tokens in enumerate(cuts)]
-    states.change(torch.tensor([(StateChange.ZERO, 0, 0, 0), *saves]).T)
+    change(states, *saves, (StateChange.ZERO, 0, 0, 0), segments=[Segment(0, 0, prompt)])
     states.begin(no_rows, [Segment(0, 0, prompt)])
     parts = [run(0, prompt)]
+    states.save_last()
     for position in range(prompt, length):
         if position + 1 == (cuts[0] + length) // 2 and position + 1 > cuts[0]:
             cuts[0] = position + 1
-            states.change(torch.tensor([(StateChange.SAVE, 0, position + 1, 0)]).T)
+            change(states, (StateChange.SAVE, 0, position + 1, 0))
         else:
-            states.change(torch.empty(4, 0))
+            change(states)
         states.begin(torch.tensor([0]), [])
         parts.append(run(position, position + 1))
+        states.save_last()
     expected = torch.cat(parts)
     for checkpoint, tokens in enumerate(cuts):
         if tokens < length:
             # Slot 2 has had another sequence.
-            states.change(torch.tensor([(StateChange.LOAD, 2, tokens, checkpoint)]).T)
+            change(states, (StateChange.LOAD, 2, tokens, checkpoint))
             states.begin(no_rows, [Segment(2, tokens, length - tokens)])
             torch.testing.assert_close(run(tokens, length), expected[tokens:], rtol=0, atol=1e-5)
-    states.change(torch.tensor([(StateChange.LOAD, 1, 1, 0), (StateChange.POISON, 0, 0, 0)]).T)
+    change(states, (StateChange.POISON, 0, 0, 0), (StateChange.LOAD, 1, 1, 0))
     states.begin(no_rows, [Segment(1, 0, 1)])
     assert run(0, 1).isfinite().all()
-    states.change(torch.tensor([(StateChange.LOAD, 1, 1, 0)]).T)
+    change(states, (StateChange.LOAD, 1, 1, 0))
     states.begin(no_rows, [Segment(1, 0, 1)])
     assert not run(0, 1).isfinite().all()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from minisgl.attention.recurrent import RecurrentStates, Segment
+from minisgl.attention.recurrent import RecurrentStates, Segment, StateChanges
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import LayerConfig, attentions, kv_layers
@@ -59,12 +60,20 @@ class SequenceAttention:
         return torch.cat(outputs)
 
 
+def change(states: RecurrentStates, *columns: tuple[int, int, int, int], segments: Sequence[Segment] = ()) -> None:
+    """Make changes of states before a step with these segments of prompts."""
+    slots, ends = ([each.slot for each in segments], [each.start + each.length for each in segments])
+    plan = np.array(columns, np.int32).reshape(-1, 4).T
+    changes = StateChanges.of(plan, np.array(slots, np.int32), np.array(ends, np.int32))
+    states.change(changes, torch.from_numpy(changes.columns))
+
+
 def states_of(lengths: Sequence[int], config: ModelConfig, ranks: int = 1) -> RecurrentStates | None:
     """States of the layers that have some, for the same batch; None: there are no such layers."""
     shapes = config.state_shapes(ranks)
     if not shapes:
         return None
     states = RecurrentStates(shapes, len(lengths), torch.float32, torch.device("cpu"))
-    states.change(torch.tensor([(StateChange.ZERO, slot, 0, 0) for slot in range(len(lengths))]).T)
+    change(states, *((StateChange.ZERO, slot, 0, 0) for slot in range(len(lengths))))
     states.begin(torch.empty(0, dtype=torch.int64), [Segment(slot, 0, each) for slot, each in enumerate(lengths)])
     return states
