@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minisgl.kernels.attention.gated_delta import many_tokens, normalized, one_token
+from minisgl.kernels.attention.gated_delta import NORM_EPS, many_tokens, normalized, one_token
 
 
 class GatedDeltaRule:
@@ -18,10 +18,15 @@ class GatedDeltaRule:
         self._value_dim = value_dim
 
     def one_token(
-        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], states: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         decay, step = gates
-        return one_token(*self._split(mixed), decay, step, state)
+        if mixed.is_cuda:
+            from minisgl.kernels.attention.recurrent_decode_triton import gated_delta_rows_cuda
+
+            return gated_delta_rows_cuda(mixed, decay, step, states, slots, self._key_heads, NORM_EPS)
+        out, states[slots] = one_token(*self._split(mixed), decay, step, states[slots])
+        return out
 
     def many_tokens(
         self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor

@@ -19,12 +19,17 @@ class Mamba2Rule:
         self._skip = skip
 
     def one_token(
-        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], states: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         (step,) = gates
-        values, keys, queries = self._split(mixed, state)
-        out, state = one_token(queries, keys, values * step[..., None], self._decay(step), state)
-        return out + self._skip[:, None] * values, state
+        if mixed.is_cuda:
+            from minisgl.kernels.attention.recurrent_decode_triton import mamba2_rows_cuda
+
+            return mamba2_rows_cuda(mixed, step, self._log_decay, self._skip, states, slots, self._groups)
+        values, keys, queries = self._split(mixed, states)
+        decay = self._decay(step)
+        out, states[slots] = one_token(queries, keys, values * step[..., None], decay, states[slots])
+        return out + self._skip[:, None] * values
 
     def many_tokens(
         self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from minisgl.attention.state_shape import StateShape
-from minisgl.kernels.attention.causal_convolution import convolve
+from minisgl.kernels.attention.causal_convolution import convolve, convolve_rows
 from minisgl.wire.plan import NO_STATE_CHANGES, IntArray, StateChange
 
 
@@ -27,18 +27,20 @@ class Convolution(NamedTuple):
 
 class Rule(Protocol):
     """What the tokens of a layer do to its matrices, and read from them: `mixed` [N, channels], what the convolution
-    gives, and `gates` [N, …] to outputs [N, heads, value_dim] in float32 and the new matrices."""
+    gives, and `gates` [N, …] float32 to outputs [N, heads, value_dim] in float32."""
 
     def one_token(
-        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next token of N sequences; `state` [N, heads, key_dim, value_dim] float32."""
+        self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], states: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """The next token of N sequences, whose matrices are at `slots` [N] int64 of `states` [places, heads, key_dim,
+        value_dim] float32, and change there."""
         ...
 
     def many_tokens(
         self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next N tokens of one sequence; `state` [heads, key_dim, value_dim] float32."""
+        """The next N tokens of one sequence; `state` [heads, key_dim, value_dim] float32. Returns outputs, and the
+        state behind them."""
         ...
 
 
@@ -175,10 +177,9 @@ class RecurrentStates:
         rows = len(self._decode_slots)
         if rows:
             slots = self._decode_slots
-            out, inputs[slots] = convolve(x[:rows, None], inputs[slots], *convolution[:2], silu=convolution.silu)
-            out = out[:, 0]
+            out = convolve_rows(x[:rows], inputs, slots, *convolution[:2], silu=convolution.silu)
             if rule is not None:
-                out, matrices[slots] = rule.one_token(out, tuple(each[:rows] for each in gates), matrices[slots])
+                out = rule.one_token(out, tuple(each[:rows] for each in gates), matrices, slots)
             outputs.append(out)
         begin = rows
         for slot, length, saved in self._pieces:

@@ -9,7 +9,13 @@ import pytest
 pytest.importorskip("triton")
 
 from minisgl.kernels import one_shot_all_reduce_triton
-from minisgl.kernels.attention import gather_keys_triton, rotary_triton, sinks_triton, split_kv_decode_triton
+from minisgl.kernels.attention import (
+    gather_keys_triton,
+    recurrent_decode_triton,
+    rotary_triton,
+    sinks_triton,
+    split_kv_decode_triton,
+)
 from minisgl.kernels.experts import gate_rows_triton, gemv_gluon, grouped_gemm_triton, routing_gluon, routing_triton
 from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp4_dequantize_triton, fp8_gemv_gluon
 from minisgl.kernels.pointwise import activation_triton, layer_norm_triton, norm_triton, step_inputs_triton
@@ -50,6 +56,27 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             gather_keys_triton._gather,
             dict.fromkeys(("keys", "values"), FP8S) | dict.fromkeys(("key_out", "value_out"), HALVES),
             {"WIDTH": 1024, "COLUMNS": 1024, "ROWS": 16, "GUARD": 256},
+        ),
+        (
+            recurrent_decode_triton._convolve_rows,
+            dict.fromkeys(("x", "inputs", "weight", "bias", "out"), HALVES)
+            | {"slots": LONGS}
+            | dict.fromkeys(("x_stride", "place_stride", "channels"), INT),
+            {"TAPS": 4, "BIAS": True, "SILU": True, "BLOCK": 256},
+        ),
+        (
+            recurrent_decode_triton._gated_delta_rows,
+            dict.fromkeys(("decay", "step", "states", "out"), FLOATS)
+            | {"mixed": HALVES, "slots": LONGS}
+            | dict.fromkeys(("decay_stride", "step_stride", "place_stride"), INT),
+            {"KEY_HEADS": 16, "HEADS": 48, "KEY": 128, "VALUE": 128, "EPS": 1e-6, "KEYS": 128, "VALUES": 32},
+        ),
+        (
+            recurrent_decode_triton._mamba2_rows,
+            dict.fromkeys(("step", "log_decay", "skip", "states", "out"), FLOATS)
+            | {"mixed": HALVES, "slots": LONGS}
+            | dict.fromkeys(("step_stride", "place_stride"), INT),
+            {"GROUPS": 8, "HEADS": 64, "KEY": 128, "VALUE": 64, "KEYS": 128, "VALUES": 32},
         ),
         *(
             (

@@ -6,6 +6,25 @@ import torch
 import torch.nn.functional as F
 
 
+def convolve_rows(
+    x: torch.Tensor,
+    inputs: torch.Tensor,
+    slots: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    silu: bool,
+) -> torch.Tensor:
+    """The next token of N sequences: x [N, C], behind the inputs [places, K − 1, C] at `slots` [N] int64, which become
+    the last ones. Returns [N, C]."""
+    if x.is_cuda:
+        from minisgl.kernels.attention.recurrent_decode_triton import convolve_rows_cuda
+
+        return convolve_rows_cuda(x, inputs, slots, weight, bias, silu=silu)
+    out, inputs[slots] = convolve(x[:, None], inputs[slots], weight, bias, silu=silu)
+    return out[:, 0]
+
+
 def convolve(
     x: torch.Tensor, before: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, silu: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,13 +12,13 @@ import torch
 
 _CHUNK: Final = 64
 """Tokens that are computed together. The work within a chunk grows with its square, the rest falls with its length."""
-_NORM_EPS: Final = 1e-6
+NORM_EPS: Final = 1e-6
 
 
 def normalized(x: torch.Tensor) -> torch.Tensor:
     """Queries or keys of length 1, in float32."""
     wide = x.float()
-    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + _NORM_EPS)
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)
 
 
 def one_token(
