@@ -14,7 +14,7 @@ for _, condition in ipairs(status.conditions) do
   elseif condition.type == "Reconciling" and condition.status == "True" then
     return health("Progressing", said)
   elseif condition.type == "Ready" and condition.status == "True" then
-    ready = health(condition.reason == "Suspended" and "Suspended" or "Healthy", said)
+    ready = health("Healthy", said)
   end
 end
 return ready

@@ -50,7 +50,12 @@ def crd() -> dict[str, Any]:
             "kind": {"type": "string", "description": KIND},
             "metadata": {"type": "object"},
             "spec": {"description": "Desired state of the InferenceModel."} | structural(InferenceModelSpec),
-            "status": {"description": "Observed state of the InferenceModel."} | structural(InferenceModelStatus),
+            "status": {
+                "description": "Observed state of the InferenceModel.",
+                # Older than any generation: without a status, tools that wait would take a new model for ready.
+                "default": {"observedGeneration": 0},
+                **structural(InferenceModelStatus),
+            },
         },
         "required": ["spec"],
         "x-kubernetes-validations": [NAME_RULE.json()],

@@ -26,8 +26,8 @@ class Condition(ApiModel):
     """One aspect of the state of the InferenceModel, for users and `kubectl wait`."""
 
     type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]
-    """Accepted, ModelCached, Scheduled, EngineReady, FrontendReady, Ready, Progressing, Degraded or
-    InterconnectOptimal."""
+    """Accepted, ModelCached, Scheduled, EngineReady, FrontendReady, Ready, Progressing, Degraded, InterconnectOptimal,
+    Reconciling or Stalled."""
     status: Literal["True", "False", "Unknown"]
     """Status of the condition."""
     reason: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]

@@ -29,6 +29,7 @@ from minisgl_operator.shell.resources import MODEL, WATCHED, Resource, selector
 from minisgl_operator.shell.store import Id, ModelKey, Store, object_id
 from minisgl_operator.shell.upgrades import Upgrades
 from minisgl_operator.shell.workqueue import WorkQueue
+from minisgl_operator.shell.writes import Writes
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +39,9 @@ _RECONCILE_TIMEOUT: Final = 60.0
 _PERMISSIONS_SECONDS: Final = 10.0
 _RESYNC_RETRY_SECONDS: Final = 5.0
 _RELIST_SECONDS: Final = 5.0
-_FLUSH_SECONDS: Final = 8.0
-"""Less than a Lease lasts that is no longer renewed."""
+# Together less than a Lease lasts that is no longer renewed.
+_LAST_WRITES_SECONDS: Final = 3.0
+_FLUSH_SECONDS: Final = 5.0
 # A list of a large cluster takes long.
 _RESYNC_GRACE: Final = 60.0
 
@@ -73,6 +75,7 @@ class Controller:
         )
         self._nodes = NodeWatch(client, self._on_node_change)
         self._recorder = Recorder(client, identity)
+        self._writes = Writes()
         self._context = Context(
             client=client,
             store=self.store,
@@ -81,6 +84,7 @@ class Controller:
             nodes=self._nodes,
             pod_events=PodEvents(client),
             recorder=self._recorder,
+            writes=self._writes,
             peer_tokens=PeerTokens(client),
             upgrades=Upgrades(config.defaults.models.rollout, self.store.models, self.queue.add),
             defaults=config.defaults,
@@ -138,6 +142,7 @@ class Controller:
         if self._events is not None:
             tasks.remove(self._events)
         await _cancel(tasks)
+        await self._writes.finish(_LAST_WRITES_SECONDS)
         if self._events is not None:
             # The statuses that they report are written: the next operator sees no change.
             await self._recorder.flush(_FLUSH_SECONDS)

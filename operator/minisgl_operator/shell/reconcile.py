@@ -5,6 +5,7 @@ The event that triggered it is deliberately unknown here: a missed event is made
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -32,8 +33,9 @@ from minisgl_operator.shell.probe import Prober
 from minisgl_operator.shell.resources import POD, of_kind
 from minisgl_operator.shell.store import ModelKey, Store
 from minisgl_operator.shell.upgrades import Upgrades
-from minisgl_operator.status.status import derive_status, status_of_invalid_spec
-from minisgl_operator.status.transitions import events_for
+from minisgl_operator.shell.writes import Writes
+from minisgl_operator.status.status import Status, derive_status, status_of_invalid_spec
+from minisgl_operator.status.transitions import ModelEvent, events_for
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Context:
     nodes: NodeWatch
     pod_events: PodEvents
     recorder: Recorder
+    writes: Writes
     upgrades: Upgrades
     peer_tokens: PeerTokens
     defaults: Defaults
@@ -122,9 +125,8 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
             due.append(_RECHECK_CONFLICTS_SECONDS)
     terminating = any(each.reason == Reason.NAMESPACE_TERMINATING.value for each in observed.rejections)
     # Events cannot be created in a terminating namespace either.
-    if await context.applier.apply_status(key, model_object, status) and not terminating:
-        for event in events_for(previous, status):
-            context.recorder.record(model_object, event)
+    changes = () if terminating else events_for(previous, status)
+    await asyncio.shield(context.writes.start(_write_status(context, key, model_object, status, changes)))
     stored = context.store.model(key)
     if stored is not None and _rollout(stored.body) != _rollout(model_object):
         # The plan depends on it, and no event reports our own write.
@@ -132,6 +134,14 @@ async def reconcile(context: Context, key: ModelKey, blocked: tuple[Rejection, .
     if terminating:
         return Result(after=_RECHECK_NAMESPACE_AFTER.total_seconds())
     return Result(failed=bool(observed.rejections) and not blocked, after=_earliest(*due))
+
+
+async def _write_status(
+    context: Context, key: ModelKey, model_object: Manifest, status: Status, changes: Iterable[ModelEvent]
+) -> None:
+    if await context.applier.apply_status(key, model_object, status):
+        for event in changes:
+            context.recorder.record(model_object, event)
 
 
 def _rollout(model_object: Manifest) -> object:

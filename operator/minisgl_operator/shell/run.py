@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import threading
+from contextlib import suppress
 from typing import Any, Final
 
 import uvloop
@@ -24,6 +25,7 @@ from minisgl_operator.shell.watches import watch
 
 _log = logging.getLogger(__name__)
 
+_FINISH_SECONDS: Final = 20.0
 _EXIT_SECONDS: Final = 5.0
 """Time that remaining tasks have to end after the Lease was released."""
 
@@ -104,8 +106,11 @@ async def _run(config: Config) -> int:
             ends = True
             if keeper is not None:
                 keeper.cancel()
-            await controller.stop()
-            await lease.release()
+            # The kubelet waits half a minute for all of the end.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FINISH_SECONDS):
+                    await controller.stop()
+                    await lease.release()
 
         try:
             await controller.serve_health()

@@ -20,7 +20,8 @@ def frontend_ready(facts: Facts) -> Condition:
         return Condition("True", Reason.FRONTENDS_READY, f"{wanted} of {wanted} frontends are ready.")
     if not facts.replicas and not facts.is_idle:
         return suspended(facts)
-    if facts.routing.any_report and not any(replica.routable_from_any for replica in facts.replicas):
+    routable = any(replica.routable_from_any for replica in facts.replicas)
+    if facts.replicas and facts.routing.any_report and not routable:
         message = "No frontend can reach a ready replica; none accepts requests until then. See EngineReady."
         return Condition("False", Reason.NO_REPLICA_ROUTABLE, message)
     return Condition("False", Reason.STARTING, f"{ready} of {wanted} frontends are ready; the others are starting.")
@@ -28,13 +29,13 @@ def frontend_ready(facts: Facts) -> Condition:
 
 def ready(facts: Facts, prerequisites: Mapping[ConditionType, Condition]) -> Condition:
     """A condition that is not Ready repeats the first of the `prerequisites` that is not True. A model that is meant to
-    have no replicas is Ready without any: an idle one if a request would start it, a suspended one if its spec is
-    valid."""
+    have no replicas is Ready without any: a suspended one, and an idle one if a request would start it."""
     if not facts.replicas:
-        zero = suspended(facts)
-        needed = prerequisites.values() if facts.is_idle else [prerequisites[ConditionType.ACCEPTED]]
-        missing = (each for each in needed if each.status == "False" and each.reason is not zero.reason)
-        return next(missing, zero._replace(status="True"))
+        needed = [ConditionType.ACCEPTED, ConditionType.MODEL_CACHED] if facts.is_idle else []
+        if facts.is_idle and not facts.ready_frontends:
+            needed.append(ConditionType.FRONTEND_READY)
+        missing = (prerequisites[type] for type in needed if prerequisites[type].status == "False")
+        return next(missing, suspended(facts)._replace(status="True"))
     # The Service may be another owner's.
     if facts.routable and facts.ready_frontends and Ref("Service", facts.model.name) not in facts.conflicts:
         message = f"{facts.routable} of {len(facts.replicas)} replicas are routable at {facts.url}."

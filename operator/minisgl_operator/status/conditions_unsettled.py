@@ -16,34 +16,45 @@ _AWAITED: Final = frozenset(
         Reason.SECRET_NOT_FOUND,
         Reason.CONFIG_MAP_NOT_FOUND,
         Reason.CLAIM_NOT_FOUND,
+        Reason.CONFLICT,
+        Reason.FORBIDDEN,
+        Reason.HUB_UNREACHABLE,
         Reason.WEBHOOK_UNAVAILABLE,
     }
 )
-"""What is missing is often applied together with the model, and comes a little later."""
+"""What ends without an edit of the model: what is missing is often applied together with it, and what is in the way is
+often being deleted."""
 _GIVEN_UP: Final = frozenset(
     {Reason.ROLLED_BACK, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.POD_REFUSED, Reason.UPGRADE_FAILED}
 )
 """Reasons of Progressing: a change has stopped until the spec or the cluster changes."""
-_DOWN: Final = frozenset({Reason.REPLICAS_DOWN, Reason.FRONTENDS_DOWN})
+_DOWN: Final = frozenset({Reason.REPLICAS_DOWN, Reason.FRONTENDS_DOWN, Reason.DRAIN_BLOCKED})
 
 
-def unsettled(phase: Phase, conditions: Mapping[ConditionType, Condition]) -> dict[ConditionType, Condition]:
-    """Stalled, Reconciling, or neither. It repeats the reason and message of the condition that decides."""
+def unsettled(
+    phase: Phase, conditions: Mapping[ConditionType, Condition], given_up: Condition | None
+) -> dict[ConditionType, Condition]:
+    """Stalled, Reconciling, or neither. It repeats the reason and message of the condition that decides. `given_up`:
+    that of a change that does not go on."""
     accepted, ready = conditions[ConditionType.ACCEPTED], conditions[ConditionType.READY]
     progressing, degraded = conditions[ConditionType.PROGRESSING], conditions[ConditionType.DEGRADED]
-    failed = accepted if accepted.status == "False" else ready if phase == "Failed" else None
+    failed = accepted if accepted.status == "False" else given_up or (ready if phase == "Failed" else None)
     if failed is not None and failed.reason not in _AWAITED:
         return _true(ConditionType.STALLED, failed)
     if progressing.reason in _GIVEN_UP:
         return _true(ConditionType.STALLED, progressing)
     if failed is not None:
         return _true(ConditionType.RECONCILING, failed)
-    if progressing.status == "True":
-        return _true(ConditionType.RECONCILING, progressing)
-    if ready.status != "True":
-        return _true(ConditionType.RECONCILING, ready)
-    if degraded.reason in _DOWN:
-        return _true(ConditionType.RECONCILING, degraded)
+    frontends = conditions[ConditionType.FRONTEND_READY]
+    in_part = frontends.status == "False" and ready.reason is Reason.READY
+    for cause, is_one in (
+        (ready, ready.status != "True"),
+        (progressing, progressing.status == "True"),
+        (degraded, degraded.reason in _DOWN),
+        (frontends, in_part),
+    ):
+        if is_one:
+            return _true(ConditionType.RECONCILING, cause)
     return {}
 
 

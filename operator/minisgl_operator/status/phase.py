@@ -12,6 +12,8 @@ from minisgl_operator.status.condition import Condition
 
 def phase_of(facts: Facts, conditions: Mapping[ConditionType, Condition]) -> Phase:
     status = {type: condition.status for type, condition in conditions.items()}
+    if facts.is_idle and facts.fetch is not None and facts.fetch.failed and not facts.cached:
+        return "Failed"
     if not facts.replicas:
         return "Idle" if facts.is_idle else "Suspended"
     if status[ConditionType.READY] == "True":

@@ -18,7 +18,7 @@ from minisgl_operator.facts.replicas import Replica
 from minisgl_operator.facts.rollout.retries import Retry
 from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition
-from minisgl_operator.status.conditions import all_conditions, as_status
+from minisgl_operator.status.conditions import Conditions, all_conditions, as_status
 from minisgl_operator.status.conditions_unsettled import unsettled
 from minisgl_operator.status.phase import phase_of
 from minisgl_operator.status.rollout import rollout_status
@@ -40,13 +40,15 @@ def derive_status(facts: Facts, previous: Mapping[str, Any]) -> Status:
     the fetch pod knew.
     """
     reported_before = [each["name"] for each in previous.get("replicaStatuses") or () if "epoch" in each]
-    if previous and not facts.observed.rejections and facts.awaits_first_report(reported_before):
+    # Before the first status there is only what the API server gives a new object.
+    has_status = bool(previous.keys() - {"observedGeneration"})
+    if has_status and not facts.observed.rejections and facts.awaits_first_report(reported_before):
         # Without those reports the status would show that nothing serves, and a moment later that everything does.
         return dict(previous) | _autoscaling(facts)
     generation = facts.model.metadata.generation
     conditions = all_conditions(facts)
     phase = phase_of(facts, conditions)
-    conditions = {**conditions, **unsettled(phase, conditions)}
+    conditions = {**conditions, **unsettled(phase, conditions, _given_up(facts, conditions))}
     before = by_replica(previous)
     replicas = [_replica_status(facts, replica, before.get(replica.name, {})) for replica in facts.replicas]
     existing = [replica for replica in facts.replicas if replica.stateful_set is not None]
@@ -88,7 +90,8 @@ def status_of_invalid_spec(
     conditions = {ConditionType.ACCEPTED: invalid, ConditionType.STALLED: invalid._replace(status="True")}
     before = {each["type"]: each for each in previous.get("conditions") or ()}
     before.pop(ConditionType.RECONCILING, None)
-    was_ready = ConditionType.READY in before and before[ConditionType.READY]["status"] == "True"
+    # One that has no replica would not get any.
+    was_ready = ConditionType.READY in before and before[ConditionType.READY]["reason"] == Reason.READY
     if not was_ready:
         conditions[ConditionType.READY] = invalid
     current = before | {each["type"]: each for each in as_status(conditions, generation, previous, now)}
@@ -98,6 +101,15 @@ def status_of_invalid_spec(
         "phase": previous.get("phase", "Failed") if was_ready else "Failed",
         "conditions": [current[type.value] for type in ConditionType if type.value in current],
     }
+
+
+def _given_up(facts: Facts, conditions: Conditions) -> Condition | None:
+    """The condition of a change that does not go on although others serve meanwhile; None: there is no such change."""
+    if facts.fetch is not None and facts.fetch.failed and not facts.cached:
+        return conditions[ConditionType.MODEL_CACHED]
+    if facts.progress.failure and not facts.rolled_back:
+        return conditions[ConditionType.PROGRESSING]
+    return None
 
 
 def _autoscaling(facts: Facts) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Any, Final, Literal
 from minisgl_operator.api.conditions import ConditionType, Reason
 
 # Types whose False is the good state.
-_NEGATIVE_POLARITY: Final = frozenset({ConditionType.DEGRADED, ConditionType.RECONCILING, ConditionType.STALLED})
+_NEGATIVE_POLARITY: Final = frozenset({ConditionType.DEGRADED})
+_REPEATED: Final = frozenset({ConditionType.RECONCILING, ConditionType.STALLED})
+"""Types that repeat another condition."""
 # Reasons that call for no action: something is in progress.
 _IN_PROGRESS_REASONS: Final = frozenset(
     {
@@ -54,6 +56,8 @@ def _conditions(previous: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
     before = {each["type"]: (each["status"], each["reason"]) for each in previous.get("conditions") or ()}
     for condition in new.get("conditions") or ():
         type, status, reason = condition["type"], condition["status"], condition["reason"]
+        if type in _REPEATED:
+            continue
         if before.get(type) == (status, reason) or (type not in before and _is_initial(type, status)):
             continue
         good = status == ("False" if type in _NEGATIVE_POLARITY else "True")

@@ -69,8 +69,9 @@ def test_the_deployment_of_frontends_is_a_scale_target_unless_the_spec_has_a_num
 
 def test_a_model_goes_to_three_replicas_and_to_zero_and_wakes(cluster: OperatedCluster) -> None:
     cluster.loads["one"] = {"held": 0, "idle_seconds": 0.0}
+    cluster.apply(scaled("one"))
+    assert cluster.health("one") == "InProgress", "no operator has seen it"
     with cluster.operator() as operator:
-        cluster.apply(scaled("one"))
         cluster.until(lambda: cluster.status("one").get("phase") == "Idle", "a new model begins with minReplicas")
         cluster.wait_as_users_do("one", "Ready")
         assert cluster.condition("one", "Ready")["reason"] == "ScaledToZero"
