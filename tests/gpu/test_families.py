@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import pytest
 
+from minisgl.models.config import ModelConfig
 from support.numerics.cases import UNLIMITED, Case
 from support.numerics.compare import check_features, rounding
-from support.numerics.family_checkpoints import FAMILIES, write_family_checkpoint
+from support.numerics.family_checkpoints import FAMILIES, family_config, write_family_checkpoint
 from support.numerics.ranks import load
 from support.numerics.run import serve_case
 from support.numerics.workload import VOCAB, workload
@@ -28,6 +29,13 @@ _WIDE_EXPERTS: Final = {"moe_intermediate_size": 128, "shared_expert_intermediat
 _LONG_FACTORS: Final = {"short_factor": [1.0 + i / 48 for i in range(48)], "long_factor": [2.0 + i for i in range(48)]}
 
 
+# The first takes its factors sequence by sequence in transformers; recurrent states are not computed on GPUs.
+_LEFT_OUT: Final = {
+    "phi-4-mini, long",
+    *(name for name in FAMILIES if ModelConfig.parse(family_config(name)).recurrences),
+}
+
+
 def _checkpoint(folder: Path, name: str) -> Path:
     settings = FAMILIES[name][1]
     changes = {**_WIDE, **{field: size for field, size in _WIDE_EXPERTS.items() if field in settings}}
@@ -37,7 +45,7 @@ def _checkpoint(folder: Path, name: str) -> Path:
     return write_family_checkpoint(folder, name, separate_experts=True, **changes)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "phi-4-mini, long"])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in _LEFT_OUT])
 def test_logits_are_as_close_to_float32_as_those_of_a_cpu(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

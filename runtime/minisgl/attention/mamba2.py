@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from minisgl.kernels.attention.mamba2 import many_tokens, one_token
+
+_MOST_DECAY: Final = -30.0
 
 
 class Mamba2Rule:
@@ -40,7 +44,8 @@ class Mamba2Rule:
         return out + self._skip[:, None] * values, state
 
     def _decay(self, step: torch.Tensor) -> torch.Tensor:
-        return -self._log_decay.exp() * step
+        # Less than the last bit is left of a state. Sums of larger ones would cancel in chunks.
+        return (-self._log_decay.exp() * step).clamp(min=_MOST_DECAY)
 
     def _split(self, mixed: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[N, channels] to values [N, heads, value_dim], and keys and queries [N, heads, key_dim], in float32. The

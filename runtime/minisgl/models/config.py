@@ -204,9 +204,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""
         if not self._splits(size):
             heads, kv_heads, feed_forward = (" and ".join(map(str, sizes)) for sizes in self._split_sizes())
+            groups = {of.num_groups for of in self.recurrences if isinstance(of, Mamba2Config)}
+            in_groups = f" in {' and '.join(map(str, groups))} groups" if groups else ""
             raise ModelError(
                 "tensor_does_not_divide",
-                f"{heads} attention heads, {kv_heads} KV heads and feed-forward size {feed_forward} "
+                f"{heads} attention heads{in_groups}, {kv_heads} KV heads and feed-forward size {feed_forward} "
                 f"cannot be split over {size} ranks; use --tp with one of "
                 + ", ".join(map(str, self.tensor_parallel_sizes())),
             )

@@ -273,8 +273,9 @@ class MoeNames(msgspec.Struct, frozen=True, kw_only=True):
     as [experts, in, out]; quantized ones as [experts, out, in]."""
     shared: FeedForwardNames = FeedForwardNames(prefix="mlp.shared_experts")
     shared_gate: str = "mlp.shared_expert_gate"
-    into_latent: str = "mixer.fc1_latent_proj"
-    out_of_latent: str = "mixer.fc2_latent_proj"
+    into_latent: str = ""
+    out_of_latent: str = ""
+    """Projections around experts of a latent size."""
 
 
 def kv_layers(layers: Sequence[LayerConfig]) -> list[int]:
@@ -306,7 +307,7 @@ def attentions(layers: Sequence[LayerConfig]) -> list[AttentionConfig]:
 
 
 class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of a checkpoint's tensors where families differ; all are behind `model.layers.N`."""
+    """Names of a checkpoint's tensors where families differ, behind `model.layers.N` but for those that say so."""
 
     query_norm: str = "q_norm"
     key_norm: str = "k_norm"

@@ -13,13 +13,12 @@ from minisgl.errors import ModelError
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.models.checkpoint import StoredTensor, stored_tensors
 
-_KEY_NAMES: Final = (
-    *("self_attn.k_scale", "self_attn.k_proj.output_scale", "self_attn.k_proj.k_scale"),
-    "self_attn.kv_scale",
+_BLOCKS: Final = ("self_attn", "mixer")
+_KEY_NAMES: Final = tuple(
+    f"{block}.{name}" for block in _BLOCKS for name in ("k_scale", "k_proj.output_scale", "k_proj.k_scale", "kv_scale")
 )
-_VALUE_NAMES: Final = (
-    *("self_attn.v_scale", "self_attn.v_proj.output_scale", "self_attn.v_proj.v_scale"),
-    "self_attn.kv_scale",
+_VALUE_NAMES: Final = tuple(
+    f"{block}.{name}" for block in _BLOCKS for name in ("v_scale", "v_proj.output_scale", "v_proj.v_scale", "kv_scale")
 )
 """Names behind those of a layer: compressed-tensors' of today and before, those of other tools, one scale for both."""
 

@@ -182,7 +182,14 @@ def _scored(config: ModelConfig, task: Task) -> PoolingConfig:
 
 
 def _with_whole_texts(pooling: PoolingConfig, config: ModelConfig) -> PoolingConfig:
-    return replace(pooling, whole_texts=not config.is_causal or pooling.method != "last")
+    whole = not config.is_causal or pooling.method != "last"
+    if whole and config.recurrences:
+        raise ModelError(
+            "unsupported_pooling",
+            f"{config.architecture} has layers with recurrent states, and the method of its pooling is "
+            f"{pooling.method!r}; supported for such models is the last token",
+        )
+    return replace(pooling, whole_texts=whole)
 
 
 def _refuse(config: ModelConfig, task: Task, reason: str, found: Task) -> NoReturn:

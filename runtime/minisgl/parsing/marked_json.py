@@ -85,6 +85,7 @@ SYNTAXES: Final[Mapping[str, JsonSyntax]] = {
     "hermes": _HERMES,
     "exaone4": replace(_HERMES, around=""),
     "granite": JsonSyntax("<|tool_call|>", is_list=True, other_starts=("<tool_call>",)),
+    "nemotron_json": JsonSyntax("<TOOLCALL>", "</TOOLCALL>", is_list=True),
     "phi4_mini": JsonSyntax("<|tool_call|>", "<|/tool_call|>", is_list=True, other_starts=("functools[",)),
 }
 JSON_FORMATS: Final[Mapping[str, ToolFormat]] = {name: _format(name, syntax) for name, syntax in SYNTAXES.items()}

@@ -28,6 +28,7 @@ ToolCallParser = Literal[
     "llama4_pythonic",
     "minimax_m2",
     "mistral",
+    "nemotron_json",
     "olmo3",
     "openai",
     "phi4_mini_json",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from minisgl.parsing import json_call
 from minisgl.parsing.call_sequence import parse_calls, parse_list
 from minisgl.parsing.json_text import SPACE, escaped
 from minisgl.parsing.output import Call, Output
@@ -29,8 +30,19 @@ def _parse(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
 
 def _parse_marked(reader: Reader, output: Output, tools: Tools) -> Scan[None]:
     yield from reader.skip_text(LIST_START)
-    yield from reader.skip(SPACE)
-    yield from _parse(reader, output, tools)
+    begin = yield from reader.skip(SPACE)
+    if begin == "[":
+        at = reader.at
+        reader.at += 1
+        begin = yield from reader.skip(SPACE)
+        reader.at = at
+        if begin != "{":
+            yield from _parse(reader, output, tools)
+    elif begin != "{":
+        yield from _call(reader, output, tools)
+    if begin == "{":
+        # As prompts may ask for.
+        yield from json_call.parse_several(reader, output, tools, SPACE + "}],;")
     yield from reader.skip_ends(LIST_END, SPACE)
 
 

@@ -1,9 +1,9 @@
 """Recurrent states of rows: what they begin with, and the checkpoints that they leave in the prefix cache.
 
-A state stands for all tokens before it, so a request can begin behind a cached prefix only at a checkpoint. Each costs
-as much memory as thousands of tokens of keys and values, so there are few: at the end of a prompt, where a prompt parts
-from a cached one, and at the end of an answer. All are at ends of blocks, which are whole pages and whole chunks of the
-kernels.
+A state stands for all tokens before it, so a request can begin behind a cached prefix only at a checkpoint. One with
+matrices costs as much memory as thousands of tokens of keys and values, so there are few: at the end of a prompt, where
+a prompt parts from a cached one, and at the end of an answer. All are at ends of blocks, which are whole pages and
+whole chunks of the kernels.
 """
 
 from __future__ import annotations

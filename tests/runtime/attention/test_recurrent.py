@@ -87,6 +87,21 @@ def test_a_token_at_a_time_computes_what_chunks_do(kernels: ModuleType) -> None:
     torch.testing.assert_close(state, last, rtol=0, atol=1e-5)
 
 
+def test_states_that_forget_at_once_do_not_blur_others() -> None:
+    """A difference of large sums of decays would have few digits."""
+    generator = torch.Generator().manual_seed(0)
+    rule = Mamba2Rule(4, 2, torch.tensor([-4.0, 0.0, 3.0, 5.0]), torch.zeros(4))
+    mixed, step = torch.randn(64, 52, generator=generator), torch.rand(64, 4, generator=generator)
+    step[::16] = 5.0
+    state = torch.randn(4, 8, 5, generator=generator)
+    found, last = rule.many_tokens(mixed, (step,), state)
+    states, slot = state[None].clone(), torch.tensor([0])
+    for token in range(64):
+        out = rule.one_token(mixed[token, None], (step[token, None],), states, slot)
+        torch.testing.assert_close(found[token], out[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last, states[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("silu", [True, False])
 def test_a_convolution_goes_on_where_it_was_cut(silu: bool) -> None:
     x, weight, bias = torch.randn(1, 11, 6), torch.randn(6, 4), torch.randn(6)

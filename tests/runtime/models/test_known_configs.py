@@ -478,9 +478,14 @@ def test_published_hybrids_are_read(name: str, parameters: int, layers: tuple[in
         ("Nemotron-3-Nano", {"time_step_limit": [0.0, 0.1]}, "unsupported_architecture", "time_step_limit"),
         ("Nemotron-3-Nano", {"time_step_limit": [0.1, float("inf")]}, "unsupported_architecture", "time_step_limit"),
         ("Nemotron-3-Nano", {"n_groups": 7}, "invalid_config", "64 heads of Mamba-2"),
+        ("Nemotron-3-Nano", {"num_hidden_layers": 3}, "invalid_config", "the list of their kinds has 52"),
         ("granite-4.0-h-tiny", {"mamba_n_heads": 47}, "invalid_config", "47 mamba_n_heads"),
         ("granite-4.0-h-tiny", {"layer_types": ["mamba"] * 40}, "unsupported_layer", "no layer has full attention"),
         ("LFM2-1.2B", {"full_attn_idxs": [99]}, "unsupported_layer", "no layer has full attention"),
+        ("LFM2-1.2B", {"full_attn_idxs": []}, "unsupported_layer", "no layer has full attention"),
+        ("LFM2-1.2B", {"block_ffn_dim_multiplier": -1.0}, "invalid_config", "intermediate features"),
+        ("LFM2-1.2B", {"block_ffn_dim_multiplier": 1e300}, "invalid_config", "intermediate features"),
+        ("LFM2-1.2B", {"block_ff_dim": 1}, "invalid_config", "0 intermediate features"),
     ],
 )
 def test_hybrids_that_are_not_supported_are_refused_by_what_is_missing(
@@ -510,6 +515,30 @@ def test_mixtures_that_are_not_supported_are_refused_by_what_is_missing(
     with pytest.raises(ModelError, match=says) as refused:
         ModelConfig.parse({**MIXTURES[name], **changes})
     assert refused.value.code == "unsupported_architecture"
+
+
+def test_first_files_of_nemotron_h_name_the_size_of_heads_otherwise() -> None:
+    config = HYBRIDS["nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"] | {"hidden_size": 3072, "head_dim": None}
+    assert ModelConfig.parse({**config, "attention_head_dim": 128}).attention.head_dim == 128
+
+
+def test_layers_that_are_not_quantized_are_found_by_their_names_in_the_checkpoint() -> None:
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    ignored = ["lm_head", "backbone.layers.0.mixer.in_proj", "re:backbone.layers.5.mixer.*"]
+    quantized = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ignored,
+    }
+    config = HYBRIDS["nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"] | {"quantization_config": quantized}
+    quantization = ModelConfig.parse(config).quantization
+    assert quantization is not None
+    assert quantization.format_of("model.layers.0.mixer.in_proj") is None
+    assert quantization.format_of("model.layers.5.mixer.q_proj") is None
+    assert quantization.format_of("model.layers.2.mixer.in_proj") is not None
 
 
 def test_yarn_as_its_authors_document_it_extends_qwen() -> None:

@@ -199,3 +199,11 @@ def test_files_that_are_not_supported_are_refused(files: dict[str, Any], code: s
     with pytest.raises(ModelError) as refused:
         read_pooling(*written(tmp_path, BERT, **files))
     assert refused.value.code == code
+
+
+def test_a_mean_over_a_model_with_recurrent_states_is_refused(tmp_path: Path) -> None:
+    config = {**QWEN3, "architectures": ["Lfm2Model"], "layer_types": ["conv", "full_attention"]}
+    mean = {"modules": modules("Pooling"), "1_Pooling__config": {"pooling_mode_mean_tokens": True}}
+    with pytest.raises(ModelError, match="recurrent states") as refused:
+        read_pooling(*written(tmp_path, config, **mean))
+    assert refused.value.code == "unsupported_pooling"

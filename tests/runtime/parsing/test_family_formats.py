@@ -32,6 +32,7 @@ MARKERS: Final[dict[ToolCallParser, tuple[str, ...]]] = {
     "hunyuan_a13b": (),
     "olmo3": (),
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
+    "nemotron_json": (),
 }
 """Markers that the vocabulary of the family has as tokens, by format."""
 SYNTAX: Final = (
@@ -192,7 +193,8 @@ def test_damaged_calls_give_the_same_output_in_pieces(name: ToolCallParser, seed
         ("hunyuan", "<tool_calls>\n<tool_call>now\n```json\n[1]\n```</tool_call>"),
         ("hunyuan_a13b", "<tool_calls>none</tool_calls>"),
         ("olmo3", "<function_calls>\nnow"),
-        ("lfm2", "<|tool_call_start|>now()<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>now<|tool_call_end|>"),
+        ("nemotron_json", "<TOOLCALL>[1]</TOOLCALL>"),
         ("lfm2", "<|tool_call_start|>[other()]<|tool_call_end|>"),
         ("olmo3", "<function_calls>\n1 + 1\n</function_calls>"),
     ],
@@ -260,6 +262,15 @@ def test_what_only_looks_like_a_call_is_text(name: str, text: str) -> None:
             ", other(a=1)]</function_calls>",
         ),
         ("olmo3", "<function_calls>other(a=null)</function_calls>", [("other", '{"a": null}')], ""),
+        ("lfm2", "<|tool_call_start|>now(a='x')<|tool_call_end|>b", [("now", '{"a": "x"}')], "b"),
+        ("lfm2", '<|tool_call_start|>{"name": "now", "arguments": {}}<|tool_call_end|>', [("now", "{}")], ""),
+        (
+            "lfm2",
+            '<|tool_call_start|>[ {"name": "now"}, {"name": "x", "arguments": {}}]<|tool_call_end|>b',
+            [("now", "{}"), ("x", "{}")],
+            "b",
+        ),
+        ("nemotron_json", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>b', [("now", "{}")], "b"),
         (
             "lfm2",
             "<|tool_call_start|>[now(), now(a='x')]<|tool_call_end|>I look.",

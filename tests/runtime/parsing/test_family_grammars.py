@@ -26,12 +26,12 @@ from support.tiny_tokenizers import byte_level, write_directory
 
 FORMATS: Final[tuple[ToolCallParser, ...]] = (
     *("glm45", "glm47", "minimax_m2", "seed_oss", "gemma4", "granite", "phi4_mini_json", "exaone4", "hunyuan"),
-    *("hunyuan_a13b", "lfm2", "olmo3"),
+    *("hunyuan_a13b", "lfm2", "nemotron_json", "olmo3"),
 )
 MARKERS: Final = (
     *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>"),
     *("</minimax:tool_call>", "<seed:tool_call>", "</seed:tool_call>", "<|tool_call>", "<tool_call|>", '<|"|>'),
-    *("<|tool_call_start|>", "<|tool_call_end|>"),
+    *("<|tool_call_start|>", "<|tool_call_end|>", "<TOOLCALL>", "</TOOLCALL>"),
     *("<|tool_call|>", "<|/tool_call|>", "<tool_calls>", "</tool_calls>", "<function_calls>", "</function_calls>"),
 )
 SCHEMA: Final[dict[str, Any]] = {

@@ -47,7 +47,9 @@ def own_names(names: Collection[str]) -> dict[str, str]:
 
 def stored_names(name: str) -> tuple[str, ...]:
     """Names that a tensor or layer may have in a checkpoint."""
-    others = (stored + name.removeprefix(own) for stored, own in _LANGUAGE_MODELS if name.startswith(own))
+    others = [stored + name.removeprefix(own) for stored, own in _LANGUAGE_MODELS if name.startswith(own)]
+    if name.startswith("model."):
+        others += (body + name.removeprefix("model.") for body in _BODIES)
     return name, *others, name.removeprefix("model.")
 
 

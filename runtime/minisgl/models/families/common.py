@@ -25,6 +25,8 @@ from minisgl.moe.routing_config import RoutingConfig
 MAX_LAYERS: Final = 1024
 MAX_HEADS: Final = 1 << 14
 MAX_POSITIONS: Final = 1 << 24
+MAX_SIZE: Final = 2**31 - 1
+"""Features of a layer."""
 MAX_EXPERTS: Final = 1 << 16
 """Experts of all layers. Together with the layers they decide how many tensors a model has."""
 IMAGES: Final = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
@@ -183,7 +185,7 @@ def mamba2(
 ) -> Mamba2Config:
     limits = config.raw("time_step_limit")
     if limits is not None and not (
-        isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 and _is_none(limits[1])
+        isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 and _is_infinite(limits[1])
     ):
         raise ModelError(
             "unsupported_architecture",
@@ -204,7 +206,7 @@ def mamba2(
     )
 
 
-def _is_none(bound: object) -> bool:
+def _is_infinite(bound: object) -> bool:
     """Whether an upper bound is infinite, in any way in which it is written."""
     value = bound.get("__float__") if isinstance(bound, dict) else bound
     return value in (None, "Infinity", "inf", math.inf)

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from minisgl.errors import ModelError
 from minisgl.models.decoder_config import (
     DecoderConfig,
     FeedForwardConfig,
@@ -17,7 +18,7 @@ from minisgl.models.decoder_config import (
     ShortConvolutionConfig,
     TensorNames,
 )
-from minisgl.models.families.common import are_recurrent, attention, dense, experts, norm, num_layers, rope_of
+from minisgl.models.families.common import MAX_SIZE, are_recurrent, attention, dense, experts, norm, num_layers, rope_of
 from minisgl.models.fields import Fields
 from minisgl.moe.routing_config import RoutingConfig
 
@@ -30,10 +31,13 @@ def lfm2(config: Fields) -> DecoderConfig:
     if config.flag("block_auto_adjust_ff_dim", default=True):
         size = int(2 * size / 3)
         if (factor := config.number_or_null("block_ffn_dim_multiplier", default=1.0)) is not None:
+            factor = min(factor, MAX_SIZE)
             step = config.count("block_multiple_of", default=256)
             size = -(-int(factor * size) // step) * step
+    if not 1 <= size <= MAX_SIZE:
+        raise ModelError("invalid_config", f"config.json: the feed-forward has {size} intermediate features")
     block = FeedForwardConfig(intermediate_size=size, activation="silu")
-    full = config.layers("full_attn_idxs") or range(count)
+    full = range(count) if config.raw("full_attn_idxs") is None else config.layers("full_attn_idxs")
     return _family(config, [block] * count, [layer not in full for layer in range(count)])
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from minisgl.errors import ModelError
 from minisgl.models.decoder_config import (
+    AttentionConfig,
     DecoderConfig,
     FeedForwardConfig,
     FeedForwardNames,
@@ -45,6 +46,8 @@ _NAMES: Final = TensorNames(
     last_norm="model.norm_f",
     feed_forward=FeedForwardNames(prefix=_BLOCK),
     moe=MoeNames(
+        into_latent=f"{_BLOCK}.fc1_latent_proj",
+        out_of_latent=f"{_BLOCK}.fc2_latent_proj",
         router=f"{_BLOCK}.gate",
         selection_bias=f"{_BLOCK}.gate.e_score_correction_bias",
         experts=f"{_BLOCK}.experts",
@@ -62,7 +65,7 @@ def nemotron_h(config: Fields) -> DecoderConfig:
     kinds = _kinds(config)
     layers: dict[_Kind, LayerConfig] = {
         "mamba": LayerConfig(attention=_mamba(config), feed_forward=None),
-        "attention": LayerConfig(attention=attention(config, rope=None), feed_forward=None),
+        "attention": LayerConfig(attention=_attention(config), feed_forward=None),
         "mlp": LayerConfig(
             attention=None,
             feed_forward=FeedForwardConfig(
@@ -80,6 +83,11 @@ def nemotron_h(config: Fields) -> DecoderConfig:
     )
 
 
+def _attention(config: Fields) -> AttentionConfig:
+    # The first files have another name for it.
+    return attention(config, rope=None, head_dim=config.count("attention_head_dim", default=128))
+
+
 def _kinds(config: Fields) -> list[_Kind]:
     """Kind of each layer: a text with a letter for each one, or a list of names."""
     written = config.raw("layers_block_type") or config.raw("layer_types") or config.raw("hybrid_override_pattern")
@@ -93,6 +101,12 @@ def _kinds(config: Fields) -> list[_Kind]:
     kinds = [_KINDS[kind] for kind in written]
     if "attention" not in kinds:
         raise ModelError("unsupported_layer", "config.json: no layer has full attention, which is not supported")
+    count = config.raw("num_hidden_layers")
+    if count is not None and count != len(written):
+        raise ModelError(
+            "invalid_config",
+            f"config.json: num_hidden_layers is {count!r:.40}, but the list of their kinds has {len(written)}",
+        )
     return kinds
 
 
