@@ -316,6 +316,8 @@ def test_constraints_that_are_being_checked_are_limited(
             assert goes_on.wait(WAIT_SECONDS)
 
     monkeypatch.setattr(constraint_checks, "validate", slow)
+    # The slow one takes as long as all requests that come meanwhile.
+    monkeypatch.setattr(constraint_checks, "_SECONDS", 2 * WAIT_SECONDS)
     stack = make_stack(limits=RequestLimits(checking=1))
     stack.scheduler.answer = answer_with([-EOS])
 
