@@ -16,6 +16,8 @@ from minisgl_operator.status.condition import Condition, webhook_unavailable
 
 # Rejections by admission (LimitRange, policies) are Forbidden too, and have nothing to do with the operator's role.
 _MISSING_PERMISSION: Final = re.compile(r'User ".*" cannot |cannot set blockOwnerDeletion|role lacks the verb')
+# It counts first what a new one limits; pods beyond it are reported as not scheduled.
+_OF_A_QUOTA: Final = re.compile(r"exceeded quota|status unknown for quota")
 
 # Errors in a model's files that neither a restart nor time corrects, by the reason that the leader reports.
 _MODEL_REJECTIONS: Final[Mapping[str, tuple[Reason, str]]] = {
@@ -72,7 +74,7 @@ def _rejected_request(rejection: Rejection) -> Condition | None:
     if rejection.status == 403 and _MISSING_PERMISSION.search(rejection.message):
         message = f"The operator lacks a permission on {rejection.ref.kind}: {message}. Add it to the operator's role."
         return Condition("False", Reason.FORBIDDEN, message)
-    if rejection.status == 403 and "exceeded quota" not in rejection.message:
+    if rejection.status == 403 and not _OF_A_QUOTA.search(rejection.message):
         message = (
             f"A policy of the cluster or of the namespace rejects {rejection.ref}: {message}. Change the spec or the "
             "policy."

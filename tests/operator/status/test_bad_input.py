@@ -963,6 +963,13 @@ def test_a_child_rejected_by_admission_is_not_reported_as_a_missing_permission(m
     expect(scene, "Accepted", "Rejected", "PersistentVolumeClaim qwen-x", message, "Change the spec or the policy")
 
 
+def test_a_quota_that_has_yet_to_count_rejects_nothing() -> None:
+    scene = Scene(source=CLAIM)
+    said = 'services "qwen" is forbidden: status unknown for quota: objects, resources: count/services'
+    scene.rejections = _rejected("Service", 403, said)
+    assert scene.conditions()["Accepted"]["status"] == "True"
+
+
 def test_a_terminating_namespace_is_reported() -> None:
     scene = starting()
     message = "services is forbidden: unable to create new content in namespace team-a because it is being terminated"
