@@ -40,11 +40,8 @@ _CASES = (
     Case("qwen3.5", 7, "hit", True, 64, "others", True),
     Case("qwen3.5-moe", UNLIMITED, "naive", True, 16, "others", True),
     Case("granite4", 7, "hit", True, 64, "others", True),
-    Case("granite4, dense, RoPE", 64, "hit", False, 64, "others", False),
     Case("nemotron-h", 7, "hit", True, 64, "others", True),
-    Case("nemotron-h, latent, biases", 64, "hit", False, 64, "alone", False),
     Case("lfm2", 7, "hit", True, 64, "others", True),
-    Case("lfm2-moe", 64, "hit", False, 64, "alone", False),
 )
 
 
