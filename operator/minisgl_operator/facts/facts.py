@@ -515,6 +515,11 @@ class Facts:
     def cached(self) -> bool:
         return fetches.is_cached(self.model, self.observed)
 
+    @property
+    def fetch_has_failed(self) -> bool:
+        """Whether the model is not cached, and its fetch has failed for good."""
+        return self.fetch is not None and self.fetch.failed and not self.cached
+
     @cached_property
     def blocked_drain(self) -> BlockedDrain | None:
         return blocked_drain(self.model.name, self.observed, self.replicas)

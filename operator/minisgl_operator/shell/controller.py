@@ -126,7 +126,7 @@ class Controller:
         self._waiting_for_lease = False
         for number in range(_WORKERS):
             self._spawn(self._work(), f"worker {number}")
-        self._events = self._spawn(self._recorder.run(), "events")
+        self._events = self._new_task(self._recorder.run(), "events")
         await self._wait_for_permissions()
         self._spawn(self._nodes.run(), "nodes")
         await self._nodes.attempted.wait()
@@ -139,8 +139,6 @@ class Controller:
 
     async def stop(self) -> None:
         tasks, self._tasks = self._tasks, []
-        if self._events is not None:
-            tasks.remove(self._events)
         await _cancel(tasks)
         await self._writes.finish(_LAST_WRITES_SECONDS)
         if self._events is not None:
@@ -302,11 +300,14 @@ class Controller:
                 self.store.put(body)
         self.store.sweep(resource, present, namespace, version)
 
-    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        """Run a task until `stop`; a mistake in it fails the health of the process."""
+    def _spawn(self, coroutine: Coroutine[None, None, None], name: str) -> None:
+        """Run a task until `stop`."""
+        self._tasks.append(self._new_task(coroutine, name))
+
+    def _new_task(self, coroutine: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        """Run a task, in which a mistake fails the health of the process."""
         task = asyncio.create_task(coroutine, name=name)
         task.add_done_callback(self._on_task_end)
-        self._tasks.append(task)
         return task
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:

@@ -12,7 +12,7 @@ from minisgl_operator.status.condition import Condition
 
 def phase_of(facts: Facts, conditions: Mapping[ConditionType, Condition]) -> Phase:
     status = {type: condition.status for type, condition in conditions.items()}
-    if facts.is_idle and facts.fetch is not None and facts.fetch.failed and not facts.cached:
+    if facts.is_idle and facts.fetch_has_failed:
         return "Failed"
     if not facts.replicas:
         return "Idle" if facts.is_idle else "Suspended"
@@ -23,8 +23,7 @@ def phase_of(facts: Facts, conditions: Mapping[ConditionType, Condition]) -> Pha
     if status[ConditionType.ACCEPTED] == "False":
         return "Failed"
     if status[ConditionType.MODEL_CACHED] == "False":
-        assert facts.fetch is not None
-        return "Failed" if facts.fetch.failed else "Caching"
+        return "Failed" if facts.fetch_has_failed else "Caching"
     if all(replica.phase == "Failed" for replica in facts.replicas):
         return "Failed"
     if status[ConditionType.SCHEDULED] == "False":

@@ -105,7 +105,7 @@ def status_of_invalid_spec(
 
 def _given_up(facts: Facts, conditions: Conditions) -> Condition | None:
     """The condition of a change that does not go on although others serve meanwhile; None: there is no such change."""
-    if facts.fetch is not None and facts.fetch.failed and not facts.cached:
+    if facts.fetch_has_failed:
         return conditions[ConditionType.MODEL_CACHED]
     if facts.progress.failure and not facts.rolled_back:
         return conditions[ConditionType.PROGRESSING]

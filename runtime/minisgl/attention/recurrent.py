@@ -62,6 +62,11 @@ class _Piece(NamedTuple):
     """Place that gets the state behind them."""
 
 
+_WITHIN: Final = StateChange.SAVE
+_LAST: Final = _WITHIN + 1
+_POISONED: Final = _LAST + 1
+
+
 class StateChanges(NamedTuple):
     """`StepPlan.state_changes` in the order in which a step makes them."""
 
@@ -89,13 +94,11 @@ class StateChanges(NamedTuple):
             return _POISONED if kind == StateChange.POISON else kind
 
         steps = np.array([step_of(column) for column in columns.T.tolist()], np.int32)
-        edges = np.searchsorted(np.sort(steps), range(_POISONED + 2)).tolist()
-        return StateChanges(columns[:, np.argsort(steps, kind="stable")], *starmap(slice, pairwise(edges)))
+        order = np.argsort(steps, kind="stable")
+        edges = np.searchsorted(steps[order], range(_POISONED + 2)).tolist()
+        return StateChanges(columns[:, order], *starmap(slice, pairwise(edges)))
 
 
-_WITHIN: Final = StateChange.SAVE
-_LAST: Final = _WITHIN + 1
-_POISONED: Final = _LAST + 1
 _NO_CHANGES: Final = StateChanges(NO_STATE_CHANGES, *[slice(0, 0)] * 5)
 
 

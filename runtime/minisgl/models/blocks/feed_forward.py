@@ -6,11 +6,12 @@ import torch
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.layers.activation import ACTIVATIONS
-from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
+from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.weights.inputs import PreNorm
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
-from minisgl.models.blocks.norms import norm_before_feed_forward, sums_in_norm
+from minisgl.models.blocks.norms import norm_before_feed_forward
+from minisgl.models.blocks.output import new_output
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import UNGATED, FeedForwardConfig, FeedForwardNames
 
@@ -29,15 +30,7 @@ class FeedForward:
             gate_and_up(name, names, of, parallel),
             bias=of.bias,
         )
-        self.down = RowParallelLinear(
-            parameters,
-            f"{name}.{names.down}",
-            size,
-            config.hidden_size,
-            parallel,
-            bias=of.bias,
-            in_parts=sums_in_norm(config, layer),
-        )
+        self.down = new_output(config, parallel, parameters, layer, f"{name}.{names.down}", size, bias=of.bias)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         block, both = PreNorm(self.norm, x, residual), self.gate_up

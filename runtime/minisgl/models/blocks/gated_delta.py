@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from minisgl.attention.gated_delta import GatedDeltaRule
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
+from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.blocks.convolution import new_convolution
-from minisgl.models.blocks.norms import norm_before, sums_in_norm
+from minisgl.models.blocks.norms import norm_before
+from minisgl.models.blocks.output import new_output
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import GatedDeltaConfig, recurrences
 
@@ -51,15 +52,7 @@ class GatedDeltaNet:
         for name, tensor in (("A_log", self.log_decay), ("dt_bias", self.step_bias)):
             parameters.add_source(f"{block}.{name}", (of.num_value_heads,), tensor, heads)
         self.gain = parameters.replicated(f"{block}.norm.weight", of.value_dim)
-        self.out = RowParallelLinear(
-            parameters,
-            f"{block}.out_proj",
-            of.value_width,
-            hidden,
-            parallel,
-            bias=False,
-            in_parts=sums_in_norm(config, layer),
-        )
+        self.out = new_output(config, parallel, parameters, layer, f"{block}.out_proj", of.value_width, bias=False)
 
     @staticmethod
     def _parts(of: GatedDeltaConfig, parallel: TensorParallel) -> list[tuple[int, slice]]:

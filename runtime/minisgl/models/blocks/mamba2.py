@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from minisgl.attention.mamba2 import Mamba2Rule
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
+from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.blocks.convolution import new_convolution
-from minisgl.models.blocks.norms import norm_before, sums_in_norm
+from minisgl.models.blocks.norms import norm_before
+from minisgl.models.blocks.output import new_output
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import Mamba2Config, recurrences
 
@@ -51,14 +52,8 @@ class Mamba2:
         self._rule = Mamba2Rule(count, self._groups.stop - self._groups.start, log_decay, skip)
         self.gain = parameters.new(values.stop - values.start)
         parameters.add_source(f"{block}.norm.weight", (of.width,), self.gain, values)
-        self.out = RowParallelLinear(
-            parameters,
-            f"{block}.out_proj",
-            of.width,
-            config.hidden_size,
-            parallel,
-            bias=of.projection_bias,
-            in_parts=sums_in_norm(config, layer),
+        self.out = new_output(
+            config, parallel, parameters, layer, f"{block}.out_proj", of.width, bias=of.projection_bias
         )
 
     def forward(

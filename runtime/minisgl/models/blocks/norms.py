@@ -37,10 +37,3 @@ def norm_before(config: ModelConfig, parameters: Parameters, layer: int, name: s
 
 def norm_before_feed_forward(config: ModelConfig, parameters: Parameters, layer: int) -> BlockNorm:
     return norm_before(config, parameters, layer, config.decoder.names.feed_forward_norm)
-
-
-def sums_in_norm(config: ModelConfig, layer: int) -> bool:
-    """Whether the output of a block goes to the next norm as it is."""
-    of = config.layers[layer]
-    is_last_part = config.decoder.token_inputs is None and not of.scales_stream
-    return of.norms == "pre" and of.residual_scale == 1.0 and is_last_part

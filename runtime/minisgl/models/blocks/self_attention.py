@@ -10,22 +10,23 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.attention.rotation import Rotation, rotate
 from minisgl.kernels.pointwise.norm import rms_norm
-from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
+from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
 from minisgl.layers.weights.inputs import PreNorm
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
-from minisgl.models.blocks.norms import norm_before, sums_in_norm
+from minisgl.models.blocks.norms import norm_before
+from minisgl.models.blocks.output import new_output
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import AttentionConfig, QueryGrowth, attentions
 
 
 class SelfAttention:
     def __init__(self, config: ModelConfig, parallel: TensorParallel, parameters: Parameters, layer: int) -> None:
-        of, names, block = config.layers[layer].attention, config.decoder.names, f"model.layers.{layer}"
+        of, names = config.layers[layer].attention, config.decoder.names
         assert isinstance(of, AttentionConfig)
-        block = f"{block}.{names.attention}"
+        block = f"model.layers.{layer}.{names.attention}"
         self._layer = len(attentions(config.layers[:layer]))
         """Number among the layers with keys and values."""
         self._config = of
@@ -73,15 +74,9 @@ class SelfAttention:
                 (names.key_norm, of.num_kv_heads, local[1], not of.reuses_kv),
             )
         )
-        self.out = RowParallelLinear(
-            parameters,
-            f"{block}.{names.attention_output}",
-            of.num_heads * of.head_dim,
-            config.hidden_size,
-            parallel,
-            bias=of.output_bias,
-            in_parts=sums_in_norm(config, layer),
-        )
+        out = f"{block}.{names.attention_output}"
+        width = of.num_heads * of.head_dim
+        self.out = new_output(config, parallel, parameters, layer, out, width, bias=of.output_bias)
         self._norms_in_kernel = (
             of.query_key_norm == "head"
             and not (of.norm_after_rotation or of.reuses_kv)

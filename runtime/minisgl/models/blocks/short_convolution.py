@@ -6,11 +6,12 @@ import torch
 
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
-from minisgl.layers.linear import ColumnParallelLinear, RowParallelLinear, stacked
+from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
 from minisgl.models.blocks.convolution import new_convolution
-from minisgl.models.blocks.norms import norm_before, sums_in_norm
+from minisgl.models.blocks.norms import norm_before
+from minisgl.models.blocks.output import new_output
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import ShortConvolutionConfig, recurrences
 
@@ -31,15 +32,7 @@ class ShortConvolution:
         self.convolution = new_convolution(
             parameters, f"{block}.conv", channels, of.kernel_size, bias=of.bias, silu=False
         )
-        self.out = RowParallelLinear(
-            parameters,
-            f"{block}.out_proj",
-            of.width,
-            config.hidden_size,
-            parallel,
-            bias=of.bias,
-            in_parts=sums_in_norm(config, layer),
-        )
+        self.out = new_output(config, parallel, parameters, layer, f"{block}.out_proj", of.width, bias=of.bias)
 
     def forward(
         self,
