@@ -35,6 +35,7 @@
 #   moe           60 s   Qwen3-30B-A3B, decode at batch 1 and 64
 #   embed        120 s   Qwen3-0.6B and BGE-M3: embeddings of texts of 512 tokens, through HTTP and without a server
 #   gpt-oss      150 s   gpt-oss-20b and 120b: workloads A and C
+#   hybrids      400 s   Qwen3.6-27B and 35B-A3B in bf16 and FP8 blocks, Nemotron 3 Nano: workloads A and C
 #   fp8           90 s   FP8 blocks: workloads A and C on Qwen3-14B, C and C64 on Qwen3-30B-A3B
 #   load                 random load, $MINUTES (8) minutes
 #   tp2          500 s   on two GPUs: tests, all-reduce by size, workload A on Qwen3-14B
@@ -233,6 +234,13 @@ part() {
     gpt-oss)
       bench offline-gpt-oss-20b gpt-oss-20b 240 --workload A C --repeat 2
       bench offline-gpt-oss-120b gpt-oss-120b 400 --workload A C
+      ;;
+    hybrids)
+      for model in qwen3.6-27b qwen3.6-35b-a3b; do
+        bench "offline-$model" "$model" 200 --workload C A
+        bench "offline-$model-fp8" "$model" 200 --quantization fp8-block --workload C A
+      done
+      bench offline-nemotron-3-nano nemotron-3-nano 200 --workload C A
       ;;
     moe) bench offline-qwen3-30b-a3b qwen3-30b-a3b 240 --workload C C64 --repeat 2 ;;
     fp8)

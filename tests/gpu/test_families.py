@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import pytest
 
-from minisgl.models.config import ModelConfig
 from support.numerics.cases import UNLIMITED, Case
 from support.numerics.compare import check_features, rounding
-from support.numerics.family_checkpoints import FAMILIES, family_config, write_family_checkpoint
+from support.numerics.family_checkpoints import FAMILIES, write_family_checkpoint
 from support.numerics.ranks import load
 from support.numerics.run import serve_case
 from support.numerics.workload import VOCAB, workload
@@ -29,11 +28,8 @@ _WIDE_EXPERTS: Final = {"moe_intermediate_size": 128, "shared_expert_intermediat
 _LONG_FACTORS: Final = {"short_factor": [1.0 + i / 48 for i in range(48)], "long_factor": [2.0 + i for i in range(48)]}
 
 
-# The first takes its factors sequence by sequence in transformers; recurrent states are not computed on GPUs.
-_LEFT_OUT: Final = {
-    "phi-4-mini, long",
-    *(name for name in FAMILIES if ModelConfig.parse(family_config(name)).recurrences),
-}
+# It takes its factors sequence by sequence in transformers.
+_LEFT_OUT: Final = {"phi-4-mini, long"}
 
 
 def _checkpoint(folder: Path, name: str) -> Path:

@@ -12,6 +12,7 @@ import torch
 
 from minisgl.attention.state_shape import StateShape
 from minisgl.kernels.attention.causal_convolution import convolve, convolve_rows
+from minisgl.kernels.attention.prompt_chunks import PromptChunks, Segment
 from minisgl.wire.plan import NO_STATE_CHANGES, IntArray, StateChange
 
 
@@ -27,7 +28,7 @@ class Convolution(NamedTuple):
 
 class Rule(Protocol):
     """What the tokens of a layer do to its matrices, and read from them: `mixed` [N, channels], what the convolution
-    gives, and `gates` [N, …] float32 to outputs [N, heads, value_dim] in float32."""
+    gives, and `gates` [N, …] as projected to outputs [N, heads, value_dim], in float32 or the type of `mixed`."""
 
     def one_token(
         self, mixed: torch.Tensor, gates: tuple[torch.Tensor, ...], states: torch.Tensor, slots: torch.Tensor
@@ -43,14 +44,28 @@ class Rule(Protocol):
         state behind them."""
         ...
 
+    def prompts(
+        self,
+        mixed: torch.Tensor,
+        gates: tuple[torch.Tensor, ...],
+        states: torch.Tensor,
+        first_checkpoint: int,
+        slots: torch.Tensor,
+        chunks: PromptChunks,
+    ) -> torch.Tensor:
+        """The next tokens of several sequences on CUDA, whose matrices are at `slots` [P] of `states` and change there,
+        and at the places of checkpoints, of which `first_checkpoint` is the first."""
+        ...
 
-class Segment(NamedTuple):
-    """Consecutive tokens of one prompt in a step."""
 
-    slot: int
-    start: int
-    """Position of the first one."""
-    length: int
+class Prompts(NamedTuple):
+    """Segments of prompts on CUDA."""
+
+    slots: torch.Tensor
+    """[P] int32"""
+    offsets: torch.Tensor
+    """[P + 1] int32: the tokens of segment p are those from offsets[p] up to offsets[p + 1]."""
+    chunks: PromptChunks
 
 
 class _Piece(NamedTuple):
@@ -59,7 +74,7 @@ class _Piece(NamedTuple):
     slot: int
     length: int
     saved: int | None
-    """Place that gets the state behind them."""
+    """Checkpoint that gets the state behind them."""
 
 
 _WITHIN: Final = StateChange.SAVE
@@ -98,6 +113,14 @@ class StateChanges(NamedTuple):
         edges = np.searchsorted(steps[order], range(_POISONED + 2)).tolist()
         return StateChanges(columns[:, order], *starmap(slice, pairwise(edges)))
 
+    @property
+    def within(self) -> dict[int, list[tuple[int, int]]]:
+        """Numbers of tokens in the middle of segments, and the checkpoints of the states behind them, by slot."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for _, slot, tokens, checkpoint in self.columns[:, self.saved_within].T.tolist():
+            found.setdefault(slot, []).append((tokens, checkpoint))
+        return found
+
 
 _NO_CHANGES: Final = StateChanges(NO_STATE_CHANGES, *[slice(0, 0)] * 5)
 
@@ -106,8 +129,8 @@ class RecurrentStates:
     """One slot for each row of the tables, the dummy row included, and checkpoints behind them. A slot has what the
     last token of its sequence left: so a row's tokens come in order, and none is computed twice.
 
-    What decode rows need is on the device, so that their steps can be captured in a CUDA graph: `change` comes before
-    it, and `save_last` behind it."""
+    On CUDA all that a forward pass needs is on the device, so that it can be captured in a CUDA graph: `change` comes
+    before it, and `save_last` behind it."""
 
     def __init__(
         self,
@@ -118,25 +141,33 @@ class RecurrentStates:
         *,
         checkpoints: int = 0,
         audit: bool = False,
+        shared: bool = False,
     ) -> None:
         """`shapes`: of each layer with a state, all the same; `rows`: of the tables. Matrices are kept in float32,
         because rounding adds up over a text. `audit`: fill them with NaN, which shows where one is read before it is
-        set."""
+        set. `shared`: all rows and layers have one state, for steps that belong to no request."""
         [of] = {*shapes}
         self._rows = rows
-        places = len(shapes), rows + checkpoints
+        places = (1, 1) if shared else (len(shapes), rows + checkpoints)
         # Not zeros: on a CPU, memory of the operating system is only taken when it is written.
         self._inputs = torch.empty(*places, of.kernel_size - 1, of.channels, dtype=dtype, device=device)
         self._matrices = torch.empty(*places, of.heads, of.key_dim, of.value_dim, device=device)
         if audit:
             for states in (self._inputs, self._matrices):
                 states.fill_(math.nan)
-        # No plan sets that of the dummy row.
-        self._fill(torch.tensor([rows - 1], device=device), 0.0)
+        dummy = 0 if shared else rows - 1
+        for states in (self._inputs, self._matrices):
+            # No plan sets that of the dummy row.
+            states[:, dummy].zero_()
+        if shared:
+            self._inputs, self._matrices = (
+                states.expand(len(shapes), rows, *states.shape[2:]) for states in (self._inputs, self._matrices)
+            )
         self._decode_slots = torch.empty(0, dtype=torch.int64, device=device)
+        self._prompts: Prompts | None = None
         self._pieces: list[_Piece] = []
         self._saves: dict[int, list[tuple[int, int]]] = {}
-        """Numbers of tokens in the middle of segments, and the places that get the states behind them, by slot."""
+        """See `StateChanges.within`."""
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
         """Slots whose last states are saved, and the places that get them."""
 
@@ -156,13 +187,16 @@ class RecurrentStates:
             self._fill(places[changes.poisoned], math.nan)
         if changes.saved_last.stop > changes.saved_last.start:
             self._last = slots[changes.saved_last], places[changes.saved_last]
-        for _, slot, tokens, checkpoint in changes.columns[:, changes.saved_within].T.tolist():
-            self._saves.setdefault(slot, []).append((tokens, self._rows + checkpoint))
+        self._saves = changes.within
 
     def begin(self, decode_slots: torch.Tensor, segments: Sequence[Segment]) -> None:
-        """Use the rows of a step: first the decode rows [D], then the segments of prompts."""
+        """Use the rows of a step on a CPU: first the decode rows [D], then the segments of prompts."""
         self._decode_slots = decode_slots.long()
         self._pieces = [piece for segment in segments for piece in _pieces(segment, self._saves.pop(segment.slot, []))]
+
+    def begin_cuda(self, decode_slots: torch.Tensor, prompts: Prompts | None) -> None:
+        """The same on CUDA; `prompts`: None if the step has none."""
+        self._decode_slots, self._prompts = decode_slots, prompts
 
     def save_last(self) -> None:
         """Save the states that the step has left behind the last tokens of rows."""
@@ -173,8 +207,9 @@ class RecurrentStates:
     def mix(
         self, layer: int, x: torch.Tensor, convolution: Convolution, rule: Rule | None, *gates: torch.Tensor
     ) -> torch.Tensor:
-        """Inputs of all tokens x [T, channels] to outputs [T, heads, value_dim] in float32; without a rule to those of
-        the convolution, [T, channels]. `layer`: its number among the layers with states; `gates`: [T, …]."""
+        """Inputs of all tokens x [T, channels] to outputs [T, heads, value_dim], in float32 or the type of `x`; without
+        a rule to those of the convolution, [T, channels]. `layer`: its number among the layers with states; `gates`:
+        [T, …]."""
         inputs, matrices = self._inputs[layer], self._matrices[layer]
         outputs = []
         rows = len(self._decode_slots)
@@ -184,7 +219,41 @@ class RecurrentStates:
             if rule is not None:
                 out = rule.one_token(out, tuple(each[:rows] for each in gates), matrices, slots)
             outputs.append(out)
-        begin = rows
+        rest = x[rows:], tuple(each[rows:] for each in gates)
+        if x.is_cuda:
+            if self._prompts is not None:
+                outputs.append(self._mix_prompts(self._prompts, *rest, convolution, rule, inputs, matrices))
+        else:
+            outputs += self._mix_pieces(*rest, convolution, rule, inputs, matrices)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _mix_prompts(
+        self,
+        of: Prompts,
+        x: torch.Tensor,
+        gates: tuple[torch.Tensor, ...],
+        convolution: Convolution,
+        rule: Rule | None,
+        inputs: torch.Tensor,
+        matrices: torch.Tensor,
+    ) -> torch.Tensor:
+        from minisgl.kernels.attention.convolution_prefill_triton import convolve_prompts_cuda
+
+        mixed = convolve_prompts_cuda(
+            x, inputs, self._rows, of.slots, of.offsets, of.chunks, *convolution[:2], silu=convolution.silu
+        )
+        return mixed if rule is None else rule.prompts(mixed, gates, matrices, self._rows, of.slots, of.chunks)
+
+    def _mix_pieces(
+        self,
+        x: torch.Tensor,
+        gates: tuple[torch.Tensor, ...],
+        convolution: Convolution,
+        rule: Rule | None,
+        inputs: torch.Tensor,
+        matrices: torch.Tensor,
+    ) -> Iterator[torch.Tensor]:
+        begin = 0
         for slot, length, saved in self._pieces:
             part = slice(begin, begin + length)
             begin += length
@@ -192,10 +261,10 @@ class RecurrentStates:
             out, inputs[slot] = mixed[0], last[0]
             if rule is not None:
                 out, matrices[slot] = rule.many_tokens(out, tuple(each[part] for each in gates), matrices[slot])
-            outputs.append(out)
+            yield out
             if saved is not None:
-                inputs[saved], matrices[saved] = inputs[slot], matrices[slot]
-        return torch.cat(outputs)
+                place = self._rows + saved
+                inputs[place], matrices[place] = inputs[slot], matrices[slot]
 
     def _copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
         """Copy the states of all layers between places, both [N] int64."""
@@ -211,9 +280,9 @@ def _pieces(segment: Segment, saves: Sequence[tuple[int, int]]) -> Iterator[_Pie
     """Cut a segment behind each of its tokens whose state is saved."""
     end = segment.start + segment.length
     start = segment.start
-    for tokens, place in sorted(saves):
+    for tokens, checkpoint in sorted(saves):
         assert start < tokens < end, "a state is saved in the step of its last token"
-        yield _Piece(segment.slot, tokens - start, place)
+        yield _Piece(segment.slot, tokens - start, checkpoint)
         start = tokens
     if start < end:
         yield _Piece(segment.slot, end - start, None)

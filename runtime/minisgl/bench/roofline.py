@@ -12,7 +12,16 @@ from typing import Final
 
 from minisgl.layers.weights.formats import Quantization, WeightCost
 from minisgl.models.config import ModelConfig
-from minisgl.models.decoder_config import AttentionConfig, LayerConfig, MoeConfig
+from minisgl.models.decoder_config import (
+    UNGATED,
+    AttentionConfig,
+    FeedForwardConfig,
+    GatedDeltaConfig,
+    LayerConfig,
+    Mamba2Config,
+    MoeConfig,
+    Recurrence,
+)
 
 _BYTES: Final = 2
 """Bytes of an activation, of an element of K or V, and of a weight that is not quantized: bfloat16."""
@@ -25,6 +34,11 @@ def _weights(quantization: Quantization | None, *, experts: bool = False) -> Wei
     """Weights of linear layers, or of `experts`, as they are in memory: some formats are dequantized while loading."""
     kept = None if quantization is None else quantization.format.kept_cost(experts=experts)
     return _PLAIN if kept is None else kept
+
+
+def _matrices(part: FeedForwardConfig | MoeConfig) -> int:
+    """Projections of a feed-forward, or of an expert."""
+    return 2 if part.activation in UNGATED else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +111,65 @@ class Roofline:
         return layers + head + sampling
 
     def _layer(self, config: LayerConfig, step: Forward) -> float:
-        model, tp, of, block = self.model, self.tensor_parallel, config.attention, config.feed_forward
-        assert isinstance(of, AttentionConfig), "no floor is known for linear attention"
-        rows, hidden, heads = step.tokens, model.hidden_size, of.num_heads // tp * of.head_dim
-        kv_width = max(1, of.num_kv_heads // tp) * of.head_dim
-        qkv = heads + (0 if of.reuses_kv else 1 if of.key_is_value else 2) * kv_width
-        kind, pointwise_width = _weights(model.quantization), 0.0
-        layer = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
-        if (moe := config.moe) is not None:
-            # The router is not quantized.
-            layer += self._linear(hidden, moe.num_experts, rows)
-            layer += self._experts(moe, rows, _weights(model.quantization, experts=True))
-            pointwise_width = moe.experts_per_token * moe.intermediate_size / tp
-        if (dense := block.shared if isinstance(block, MoeConfig) else block) is not None:
-            layer += self._linear(hidden, 2 * dense.intermediate_size // tp, rows, kind)
-            layer += self._linear(dense.intermediate_size // tp, hidden, rows, kind)
-            pointwise_width += dense.intermediate_size / tp
+        of, hidden, tp = config.attention, self.model.hidden_size, self.tensor_parallel
+        blocks = []
+        if of is not None:
+            blocks.append(self._attention(of, step) if isinstance(of, AttentionConfig) else self._recurrence(of, step))
+        if config.feed_forward is not None:
+            blocks.append(self._feed_forward(config, step.tokens))
+        # Before each block add and norm: its input and the residual stream, in and out.
+        rows = step.tokens * len(blocks)
+        layer = sum(blocks) + rows * 4 * hidden * _BYTES / self.hardware.bandwidth
+        if tp > 1:
+            layer += 2 * (tp - 1) / tp * rows * hidden * _BYTES / self.hardware.link
+        return layer
+
+    def _attention(self, of: AttentionConfig, step: Forward) -> float:
+        rows, hidden, heads = step.tokens, self.model.hidden_size, of.num_heads // self.tensor_parallel * of.head_dim
+        kv_width = max(1, of.num_kv_heads // self.tensor_parallel) * of.head_dim
+        qkv = heads * (2 if of.output_gate else 1)
+        qkv += (0 if of.reuses_kv else 1 if of.key_is_value else 2) * kv_width
+        kind = _weights(self.model.quantization)
+        block = self._linear(hidden, qkv, rows, kind) + self._linear(heads, hidden, rows, kind)
         # With a window, as if all contexts were at least as long.
         most = rows * of.window if of.window is not None else step.pairs
         kv = min(step.kv_tokens, most) * 2 * kv_width * self.kv_bytes
-        layer += self._operator(4 * min(step.pairs, most) * heads, kv + 2 * rows * heads * _BYTES)
-        # Two add + norm (x and the residual in and out), qk-norm + RoPE + KV store (qkv in and out), SiLU · mul.
-        pointwise = (2 * 4 * hidden + 2 * qkv + 3 * pointwise_width) * _BYTES
-        layer += rows * pointwise / self.hardware.bandwidth
-        if tp > 1:
-            layer += 2 * 2 * (tp - 1) / tp * rows * hidden * _BYTES / self.hardware.link
-        return layer
+        block += self._operator(4 * min(step.pairs, most) * heads, kv + 2 * rows * heads * _BYTES)
+        # QK norm, RoPE and KV store: qkv in and out.
+        return block + rows * 2 * qkv * _BYTES / self.hardware.bandwidth
+
+    def _recurrence(self, of: Recurrence, step: Forward) -> float:
+        """Each sequence's state is read and written once."""
+        rows, hidden, tp = step.tokens, self.model.hidden_size, self.tensor_parallel
+        kind, shape = _weights(self.model.quantization), of.state_shape(tp)
+        if isinstance(of, GatedDeltaConfig):
+            width, gates, narrow, products = of.value_width // tp, 1, 2 * shape.heads, 3
+        elif isinstance(of, Mamba2Config):
+            width, gates, narrow, products = of.width // tp, 1, shape.heads, 2
+        else:
+            width, gates, narrow, products = of.width // tp, 2, 0, 0
+        block = self._linear(hidden, shape.channels + gates * width + narrow, rows, kind)
+        block += self._linear(width, hidden, rows, kind)
+        numbers = shape.heads * shape.key_dim * shape.value_dim
+        moved = 2 * step.sampled * shape.num_bytes(_BYTES) + rows * (shape.channels + width) * _BYTES
+        block += self._operator(2 * products * rows * numbers, moved)
+        # The convolution, and the gates with their norm.
+        return block + rows * (2 * shape.channels + (2 + gates) * width) * _BYTES / self.hardware.bandwidth
+
+    def _feed_forward(self, config: LayerConfig, rows: int) -> float:
+        hidden, tp, part = self.model.hidden_size, self.tensor_parallel, config.feed_forward
+        kind, block, pointwise_width = _weights(self.model.quantization), 0.0, 0.0
+        if (moe := config.moe) is not None:
+            # The router is not quantized.
+            block += self._linear(hidden, moe.num_experts, rows)
+            block += self._experts(moe, rows, _weights(self.model.quantization, experts=True))
+            pointwise_width = moe.experts_per_token * moe.intermediate_size / tp
+        if (dense := part.shared if isinstance(part, MoeConfig) else part) is not None:
+            matrices = _matrices(dense)
+            block += self._linear(hidden, (matrices - 1) * dense.intermediate_size // tp, rows, kind)
+            block += self._linear(dense.intermediate_size // tp, hidden, rows, kind)
+            pointwise_width += dense.intermediate_size / tp
+        return block + rows * 3 * pointwise_width * _BYTES / self.hardware.bandwidth
 
     def _operator(self, flop: float, bytes_moved: float, speed: float = 1.0) -> float:
         return max(flop / (self.hardware.flops * speed), bytes_moved / self.hardware.bandwidth)
@@ -133,10 +180,10 @@ class Roofline:
 
     def _experts(self, moe: MoeConfig, rows: int, kind: WeightCost) -> float:
         """Experts of one layer with uniform routing."""
-        hidden, width = self.model.hidden_size, moe.intermediate_size / self.tensor_parallel
+        hidden, width = moe.latent_size or self.model.hidden_size, moe.intermediate_size / self.tensor_parallel
         used = moe.num_experts * (1 - (1 - moe.experts_per_token / moe.num_experts) ** rows)
-        weights = 3 * hidden * width
-        activations = rows * moe.experts_per_token * (2 * hidden + 3 * width)
+        weights = _matrices(moe) * hidden * width
+        activations = rows * moe.experts_per_token * (2 * hidden + _matrices(moe) * width)
         moved = used * weights * kind.item_bytes + activations * _BYTES
         return self._operator(2 * rows * moe.experts_per_token * weights, moved, kind.speed)
 

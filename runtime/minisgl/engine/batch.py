@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from minisgl.attention.cascade import CascadeLayout, CascadeTables
-from minisgl.attention.recurrent import Segment, StateChanges
+from minisgl.attention.recurrent import Prompts, StateChanges
 from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
+from minisgl.kernels.attention.prompt_chunks import PromptChunks, Segment, chunks_of, most_chunks
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
 
@@ -65,6 +66,8 @@ class DeviceStep:
     """[4, K], see `StateChanges`."""
     changes: DeviceChanges | None
     cascade: CascadeTables | None
+    prompts: Prompts | None
+    """Prompts of a model with recurrent states."""
 
     def without_padding(self, sampled: int) -> DeviceStep:
         """The step with only the first `sampled` of the rows that sample."""
@@ -110,9 +113,10 @@ class PackedStep:
         )
         self._sample_padding = 0
         self._dummy_slot = tables.dummy_slot
+        self._has_states = tables.has_states
         if size is not None:
             self._pad(size)
-        parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts()
+        parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts(size)
         self._graph_parts = len(parts)
         self._parts = [*parts, *self._processor_parts(), *self._update_parts()]
         self.lengths = tuple(map(len, self._parts))
@@ -168,9 +172,9 @@ class PackedStep:
         after = self.decode_positions + np.int32(1)
         rows = np.arange(self.num_decode, dtype=np.int32)
         first = [self.decode_slots, self.decode_positions, after, self.decode_slots, after, rows]
-        return [*first, EMPTY, EMPTY, np.zeros(1, np.int32), EMPTY, self._cascade_part()]
+        return [*first, EMPTY, EMPTY, np.zeros(1, np.int32), EMPTY, self._cascade_part(), EMPTY, EMPTY]
 
-    def _mixed_parts(self) -> list[IntArray]:
+    def _mixed_parts(self, size: StepSize | None) -> list[IntArray]:
         plan, d = self._plan, self.num_decode
         starts, lengths = self.prefill_starts, self.prefill_lengths
         ends = starts + lengths
@@ -193,7 +197,15 @@ class PackedStep:
             offsets,
             ends,
             self._cascade_part(),
+            *self._chunk_parts(size),
         ]
+
+    def _chunk_parts(self, size: StepSize | None) -> tuple[IntArray, IntArray]:
+        if not self._has_states:
+            return EMPTY, EMPTY
+        most = None if size is None else most_chunks(size.tokens, size.segments + 1)
+        chunks, ends = chunks_of(self.segments, self.state_changes.within, most)
+        return chunks.ravel(), ends
 
     def _cascade_part(self) -> IntArray:
         if self._cascade is None:
@@ -237,10 +249,11 @@ class PackedStep:
             sample_positions=next(parts),
             sample_rows=next(parts),
             prefill_tokens=next(parts),
-            prefill_slots=next(parts),
-            query_offsets=next(parts),
+            prefill_slots=(prefill_slots := next(parts)),
+            query_offsets=(query_offsets := next(parts)),
             prefill_kv_lengths=next(parts),
             cascade=self._cascade_view(next(parts)),
+            prompts=self._prompts_view(prefill_slots, query_offsets, next(parts), next(parts)),
             processed_rows=next(parts),
             reported_rows=next(parts),
             reported_ids=next(parts),
@@ -256,6 +269,14 @@ class PackedStep:
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:
         return None if self._cascade is None else self._cascade.view(part, self.num_decode)
+
+
+    def _prompts_view(
+        self, slots: torch.Tensor, offsets: torch.Tensor, chunks: torch.Tensor, ends: torch.Tensor
+    ) -> Prompts | None:
+        if not len(ends):
+            return None
+        return Prompts(slots, offsets, PromptChunks(chunks.view(5, -1), ends, len(self._prefill_tokens)))
 
 
 class StepViews:

@@ -84,7 +84,6 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
     if max_model_len > model_config.max_model_len:
         raise EngineError("max_model_len_too_large", too_long(model_config, max_model_len))
     model_config.check_length(max_model_len)
-    model_config.check_device(config.device)
     model_config.check_tensor_parallel(config.tensor_parallel)
     if config.tensor_parallel > 1:
         report("meet", 0.0)
@@ -177,6 +176,7 @@ class _EngineBuilder:
         if pooler is not None:
             self._largest_graph = 0
         if preload is not None:
+            self._states = self._shared_state()
             self._warm_up(compile_log)
         pages = self._pages()
         self._states = self._new_states(pages.full)
@@ -334,6 +334,13 @@ class _EngineBuilder:
                 f"recurrent states of {mib / 1024:.1f} GiB do not fit: {error}; lower --max-running or --num-pages",
             ) from error
 
+    def _shared_state(self) -> RecurrentStates | None:
+        """One state for all rows, until the memory for theirs is known; None: no layer has one."""
+        shapes, dtype = self._model_config.state_shapes(self._parallel.size), self._model.parameters.dtype
+        if not shapes:
+            return None
+        return RecurrentStates(shapes, self._config.max_running + 1, dtype, self._device, shared=True)
+
     def _load(self, parameters: Parameters) -> None:
         config = self._config
         if config.dummy_weights:
@@ -453,7 +460,10 @@ class _EngineBuilder:
         config, groups = self._config, self._attention.groups
         kv = kv_pool.allocate(groups, scales=self._kv_scales, pages=pages, audit=config.audit)
         vocab_size = self._model_config.vocab_size
-        tables = kv_pool.new_tables(kv, config.max_running, self._shape.pages_per_row, vocab_size)
+        has_states = bool(self._model_config.recurrences)
+        tables = kv_pool.new_tables(
+            kv, config.max_running, self._shape.pages_per_row, vocab_size, has_states=has_states
+        )
         return Runner(model, self._parallel, kv, tables, self._attention.over(kv), self._states)
 
 

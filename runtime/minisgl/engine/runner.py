@@ -98,7 +98,7 @@ class Runner:
         attention: LayeredAttention,
         states: RecurrentStates | None = None,
     ) -> None:
-        """`states`: those of layers with linear attention."""
+        """`states`: those of layers with a recurrent state."""
         self.tables = tables
         self.attention = attention
         self._states = states
@@ -191,7 +191,10 @@ class Runner:
             )
         attention.begin(batch, locations, window_locations)
         if self._states is not None:
-            self._states.begin(batch.decode_slots, packed.segments)
+            if self.device.type == "cuda":
+                self._states.begin_cuda(batch.decode_slots, step.prompts)
+            else:
+                self._states.begin(batch.decode_slots, packed.segments)
         return self._model.forward(tokens, step.positions, attention, rows, self._states)
 
     def save_states(self) -> None:

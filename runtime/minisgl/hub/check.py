@@ -13,7 +13,7 @@ import msgspec
 from minisgl.config import EngineConfig, Task, TaskChoice
 from minisgl.errors import ModelError
 from minisgl.models.checkpoint import check_tensor, stored_tensors
-from minisgl.models.config import LINEAR_ATTENTION, ModelConfig, read_json
+from minisgl.models.config import ModelConfig, read_json
 from minisgl.models.pooling_config import PoolingConfig
 from minisgl.models.pooling_files import read_pooling
 
@@ -178,8 +178,6 @@ def _check_weights(
         return
     if config is None or parameters is None:
         return
-    if config.recurrences:
-        report.notes.append(Finding("linear_attention_on_gpu", LINEAR_ATTENTION))
     report.hopper_bytes = report.other_bytes = parameters.num_bytes
     report.cpu_bytes = checkpoint_parameters(config, pooling, dtype="float32").num_bytes
     if config.quantization is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,11 +38,6 @@ from minisgl.models.families.common import MAX_POSITIONS, max_positions
 from minisgl.models.fields import Fields
 from minisgl.models.overrides import override
 from minisgl.models.score_fields import Scores, read_scores
-
-LINEAR_ATTENTION: Final = (
-    "layers with a recurrent state, of which this model has some, are computed on CPUs only so far: start with "
-    "--device cpu"
-)
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,11 +189,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"sequences of more than {self.dual_chunk_after} tokens need the model's dual chunk attention, which "
                 f"is not supported; start with --max-model-len {self.dual_chunk_after} or less (it is {max_model_len})",
             )
-
-    def check_device(self, device: Device) -> None:
-        """Raise ModelError if the model cannot be run on this kind of device."""
-        if self.recurrences and device == "cuda":
-            raise ModelError("linear_attention_on_gpu", LINEAR_ATTENTION)
 
     def check_tensor_parallel(self, size: int) -> None:
         """Raise ModelError if the model cannot be split over `size` ranks; the message lists sizes that fit."""

@@ -11,7 +11,6 @@ from minisgl.models.config import ModelConfig
 def check_fit(model: ModelConfig, engine: EngineConfig, memory: int | None) -> None:
     """Raise ModelError for options that no start can succeed with. `memory`: bytes of the device of each rank; None:
     unknown."""
-    model.check_device(engine.device)
     model.check_tensor_parallel(engine.tensor_parallel)
     max_model_len = engine.max_model_len or model.max_model_len
     if max_model_len > model.max_model_len:

@@ -12,19 +12,23 @@ from hypothesis import strategies as st
 
 from minisgl.attention.gated_delta import GatedDeltaRule
 from minisgl.attention.mamba2 import Mamba2Rule
-from minisgl.attention.recurrent import Convolution, RecurrentStates, Rule, Segment
+from minisgl.attention.recurrent import Convolution, RecurrentStates, Rule
 from minisgl.attention.state_shape import StateShape
 from minisgl.kernels.attention import gated_delta, mamba2
 from minisgl.kernels.attention.causal_convolution import convolve
+from minisgl.kernels.attention.prompt_chunks import Segment
 from minisgl.wire.plan import StateChange
 from support.kernels.sequence_attention import change
 
 HEADS, KEY, VALUE = 3, 8, 5
 RULES: Final[dict[str, tuple[StateShape, Rule | None]]] = {
-    "gated delta": (StateShape(4, 2 * 2 * 8 + 4 * 5, heads=4, key_dim=8, value_dim=5), GatedDeltaRule(2, 4, 8, 5)),
+    "gated delta": (
+        StateShape(4, 2 * 2 * 8 + 4 * 5, heads=4, key_dim=8, value_dim=5),
+        GatedDeltaRule(2, 4, 8, 5, torch.linspace(-4.0, -1.0, 4), torch.linspace(-1.0, 1.0, 4)),
+    ),
     "mamba-2": (
         StateShape(4, 4 * 5 + 2 * 2 * 8, heads=4, key_dim=8, value_dim=5),
-        Mamba2Rule(4, 2, torch.linspace(-4.0, -1.0, 4), torch.linspace(-1.0, 1.0, 4)),
+        Mamba2Rule(4, 2, torch.linspace(-4.0, -1.0, 4), torch.zeros(4), torch.linspace(-1.0, 1.0, 4)),
     ),
     "convolution alone": (StateShape(3, 6), None),
 }
@@ -90,7 +94,7 @@ def test_a_token_at_a_time_computes_what_chunks_do(kernels: ModuleType) -> None:
 def test_states_that_forget_at_once_do_not_blur_others() -> None:
     """A difference of large sums of decays would have few digits."""
     generator = torch.Generator().manual_seed(0)
-    rule = Mamba2Rule(4, 2, torch.tensor([-4.0, 0.0, 3.0, 5.0]), torch.zeros(4))
+    rule = Mamba2Rule(4, 2, torch.tensor([-4.0, 0.0, 3.0, 5.0]), torch.zeros(4), torch.zeros(4))
     mixed, step = torch.randn(64, 52, generator=generator), torch.rand(64, 4, generator=generator)
     step[::16] = 5.0
     state = torch.randn(4, 8, 5, generator=generator)
@@ -119,7 +123,7 @@ def test_a_convolution_goes_on_where_it_was_cut(silu: bool) -> None:
 def mix(name: str, states: RecurrentStates, weight: torch.Tensor, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """`gates`: [T, 8], of which a rule takes what it needs."""
     _, rule = RULES[name]
-    of_rule = (-gates[:, :4], gates[:, 4:]) if name == "gated delta" else (gates[:, :4],)
+    of_rule = (gates[:, :4], gates[:, 4:]) if name == "gated delta" else (gates[:, :4],)
     return states.mix(0, x, Convolution(weight), rule, *of_rule)
 
 

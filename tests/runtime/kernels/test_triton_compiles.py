@@ -10,7 +10,10 @@ pytest.importorskip("triton")
 
 from minisgl.kernels import one_shot_all_reduce_triton
 from minisgl.kernels.attention import (
+    convolution_prefill_triton,
+    gated_delta_prefill_triton,
     gather_keys_triton,
+    mamba2_prefill_triton,
     recurrent_decode_triton,
     rotary_triton,
     sinks_triton,
@@ -18,7 +21,13 @@ from minisgl.kernels.attention import (
 )
 from minisgl.kernels.experts import gate_rows_triton, gemv_gluon, grouped_gemm_triton, routing_gluon, routing_triton
 from minisgl.kernels.linear import dense_skinny_triton, dequantize_triton, fp4_dequantize_triton, fp8_gemv_gluon
-from minisgl.kernels.pointwise import activation_triton, layer_norm_triton, norm_triton, step_inputs_triton
+from minisgl.kernels.pointwise import (
+    activation_triton,
+    gated_norm_triton,
+    layer_norm_triton,
+    norm_triton,
+    step_inputs_triton,
+)
 from minisgl.kernels.sampling import sample_triton
 from support.kernels.compiled_kernel import compiled
 from support.launcher import endless_kernel
@@ -34,6 +43,8 @@ EXPERTS = dict.fromkeys(
 FP8_EXPERTS = EXPERTS | {"weight": FP8S, "scales": FLOATS}
 CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
 PLAIN = {"BIAS": False, "ALPHA": 1.0, "LIMIT": 0.0}
+GATED_DELTA = {"HEADS": 48, "KEY": 128, "VALUE": 128, "KEYS": 128}
+MAMBA = {"GROUPS": 8, "HEADS": 64, "KEY": 128, "VALUE": 64, "KEYS": 128, "VALUES": 32}
 SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
 
 
@@ -60,23 +71,67 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         (
             recurrent_decode_triton._convolve_rows,
             dict.fromkeys(("x", "inputs", "weight", "bias", "out"), HALVES)
-            | {"slots": LONGS}
             | dict.fromkeys(("x_stride", "place_stride", "channels"), INT),
-            {"TAPS": 4, "BIAS": True, "SILU": True, "BLOCK": 256},
+            {"TAPS": 4, "BIAS": True, "SILU": True, "BLOCK": 256, "PDL": True},
         ),
         (
             recurrent_decode_triton._gated_delta_rows,
-            dict.fromkeys(("decay", "step", "states", "out"), FLOATS)
-            | {"mixed": HALVES, "slots": LONGS}
+            dict.fromkeys(("log_decay", "decay_bias", "states"), FLOATS)
+            | dict.fromkeys(("mixed", "decay", "step", "out"), HALVES)
             | dict.fromkeys(("decay_stride", "step_stride", "place_stride"), INT),
-            {"KEY_HEADS": 16, "HEADS": 48, "KEY": 128, "VALUE": 128, "EPS": 1e-6, "KEYS": 128, "VALUES": 32},
+            GATED_DELTA | {"KEY_HEADS": 16, "EPS": 1e-6, "VALUES": 32, "PDL": True},
         ),
         (
             recurrent_decode_triton._mamba2_rows,
-            dict.fromkeys(("step", "log_decay", "skip", "states", "out"), FLOATS)
-            | {"mixed": HALVES, "slots": LONGS}
+            dict.fromkeys(("log_decay", "step_bias", "skip", "states"), FLOATS)
+            | dict.fromkeys(("mixed", "step", "out"), HALVES)
             | dict.fromkeys(("step_stride", "place_stride"), INT),
-            {"GROUPS": 8, "HEADS": 64, "KEY": 128, "VALUE": 64, "KEYS": 128, "VALUES": 32},
+            MAMBA | {"PDL": True},
+        ),
+        (
+            convolution_prefill_triton._convolve_chunks,
+            dict.fromkeys(("x", "inputs", "weight", "bias", "out"), HALVES)
+            | dict.fromkeys(("count", "first_place", "x_stride", "place_stride", "channels"), INT),
+            {"TAPS": 4, "BIAS": True, "SILU": True, "CHUNK": 64, "BLOCK": 64},
+        ),
+        (
+            convolution_prefill_triton._keep_inputs,
+            dict.fromkeys(("x", "inputs"), HALVES)
+            | dict.fromkeys(("x_stride", "place_stride", "channels"), INT),
+            {"TAPS": 4, "BLOCK": 256},
+        ),
+        (
+            gated_delta_prefill_triton._solve_chunks,
+            dict.fromkeys(("log_decay", "decay_bias", "totals_out"), FLOATS)
+            | dict.fromkeys(("mixed", "decay", "step"), HALVES)
+            | dict.fromkeys(("keys_out", "values_out", "queries_out", "left_out", "scores_out"), HALVES)
+            | dict.fromkeys(("count", "decay_stride", "step_stride"), INT),
+            GATED_DELTA
+            | {"KEY_HEADS": 16, "EPS": 1e-6, "VALUES": 128, "CHUNK": 64, "BLOCK": 16, "PRECISION": "tf32"},
+        ),
+        (
+            gated_delta_prefill_triton._scan_chunks,
+            dict.fromkeys(("keys_in", "values_in", "queries_in", "left_in", "scores_in", "out"), HALVES)
+            | dict.fromkeys(("totals_in", "states"), FLOATS)
+            | dict.fromkeys(("count", "first_place", "place_stride"), INT),
+            GATED_DELTA | {"VALUES": 32, "CHUNK": 64, "PRECISION": "tf32"},
+        ),
+        (
+            mamba2_prefill_triton._scan_chunks,
+            dict.fromkeys(("log_decay", "step_bias", "skip", "states"), FLOATS)
+            | dict.fromkeys(("mixed", "step", "out"), HALVES)
+            | dict.fromkeys(("count", "first_place", "step_stride", "place_stride"), INT),
+            MAMBA | {"CHUNK": 64, "MOST_DECAY": -30.0, "PRECISION": "tf32"},
+        ),
+        *(
+            (
+                gated_norm_triton._gated_norm,
+                dict.fromkeys(("heads", "gate", "gain", "out"), HALVES)
+                | dict.fromkeys(("rows", "gate_stride"), INT)
+                | {"eps": FLOAT},
+                {"GROUPS": 8, "WIDTH": width, "GATE_FIRST": width == 512, "ROWS": 4, "BLOCK": width, "PDL": True},
+            )
+            for width in (128, 512)
         ),
         *(
             (

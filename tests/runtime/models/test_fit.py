@@ -52,16 +52,3 @@ def test_what_cannot_fit_is_refused(options: dict[str, Any], memory: int | None,
 )
 def test_what_may_fit_is_not_refused(options: dict[str, Any]) -> None:
     check(10 * PAGE_BYTES, **options)
-
-
-def test_linear_attention_is_refused_on_a_gpu() -> None:
-    config = {
-        **BUILTIN_CONFIGS["qwen3-0.6b"],
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "layer_types": ["linear_attention", "full_attention"] * 14,
-    }
-    model = ModelConfig.parse(config)
-    check_fit(model, EngineConfig(model="", device="cpu"), None)
-    with pytest.raises(ModelError, match="start with --device cpu") as refused:
-        check_fit(model, EngineConfig(model="", device="cuda"), None)
-    assert refused.value.code == "linear_attention_on_gpu"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from minisgl.attention.recurrent import RecurrentStates, Segment, StateChanges
+from minisgl.attention.recurrent import RecurrentStates, StateChanges
+from minisgl.kernels.attention.prompt_chunks import Segment
 from minisgl.kernels.attention.rotation import Rotation
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import LayerConfig, attentions, kv_layers

@@ -103,11 +103,13 @@ def allocate(groups: Sequence[KVGroup], *, scales: Sequence[KVScales], pages: Po
     return KVPool(tuple(found))
 
 
-def new_tables(kv: KVPool, max_running: int, pages_per_row: int, vocab_size: int) -> Tables:
-    """Tables whose rows all have the dummy pages of the pool."""
+def new_tables(
+    kv: KVPool, max_running: int, pages_per_row: int, vocab_size: int, *, has_states: bool = False
+) -> Tables:
+    """Tables whose rows all have the dummy pages of the pool. `has_states`: layers have recurrent states."""
     device, dummy = kv.groups[0].keys.device, kv.dummy_page(in_window=False)
     dummy_window = kv.dummy_page(in_window=True) if kv.has_windows else None
-    return Tables(max_running, pages_per_row, dummy, vocab_size, device, dummy_window)
+    return Tables(max_running, pages_per_row, dummy, vocab_size, device, dummy_window, has_states=has_states)
 
 
 def pool_bytes(groups: Sequence[KVGroup], pages: PoolPages) -> int:

@@ -10,8 +10,9 @@ import torch
 from msgspec.structs import replace
 
 from minisgl.attention import fa3_backend, flashinfer_backend, packed, select, xqa_backend
+from minisgl.attention.recurrent import RecurrentStates
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
-from minisgl.config import DEFAULT_PAGE_SIZE, EngineConfig
+from minisgl.config import EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import pooling_engine
@@ -59,7 +60,7 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         model,
         parallel.size,
         dtype,
-        page_size=config.page_size or DEFAULT_PAGE_SIZE["cuda"],
+        page_size=model.page_size(replace(config, device="cuda")),
         max_model_len=longest,
         device=_DEVICE,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -70,9 +71,11 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         shape = attention.shape
         scales, pages = [KVScales()] * len(model.kv_layers), PoolPages(_PAGES, _PAGES)
         kv = kv_pool.allocate(attention.groups, scales=scales, pages=pages, audit=False)
-        tables = kv_pool.new_tables(kv, rows, shape.pages_per_row, model.vocab_size)
+        states = model.state_shapes(parallel.size)
+        tables = kv_pool.new_tables(kv, rows, shape.pages_per_row, model.vocab_size, has_states=bool(states))
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
-        yield Runner(decoder, parallel, kv, tables, attention.over(kv))
+        shared = RecurrentStates(states, rows + 1, dtype, _DEVICE, shared=True) if states else None
+        yield Runner(decoder, parallel, kv, tables, attention.over(kv), shared)
 
 
 @contextmanager

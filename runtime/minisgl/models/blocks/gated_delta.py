@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from minisgl.attention.gated_delta import GatedDeltaRule
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.pointwise.gated_norm import norm_then_gate
 from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
@@ -31,7 +31,6 @@ class GatedDeltaNet:
         heads, hidden = parallel.shard(of.num_value_heads), config.hidden_size
         parts = self._parts(of, parallel)
         self._heads = heads.stop - heads.start
-        self._rule = GatedDeltaRule(of.num_key_heads // parallel.size, self._heads, of.key_dim, of.value_dim)
         self.norm = norm_before(config, parameters, layer, config.decoder.names.attention_norm)
         mixed = stacked(f"{block}.in_proj_qkv", [Projection("", size, rows) for size, rows in parts])
         gate = Projection(f"{block}.in_proj_z", of.value_width, parts[-1][1])
@@ -48,9 +47,11 @@ class GatedDeltaNet:
         self.step_and_decay = ColumnParallelLinear(parameters, hidden, narrow, bias=False)
         self._channels = sum(each.num_rows for each in mixed)
         self.convolution = new_convolution(parameters, f"{block}.conv1d", mixed, of.kernel_size)
-        self.log_decay, self.step_bias = (parameters.new(self._heads, dtype=torch.float32) for _ in range(2))
-        for name, tensor in (("A_log", self.log_decay), ("dt_bias", self.step_bias)):
+        log_decay, decay_bias = (parameters.new(self._heads, dtype=torch.float32) for _ in range(2))
+        for name, tensor in (("A_log", log_decay), ("dt_bias", decay_bias)):
             parameters.add_source(f"{block}.{name}", (of.num_value_heads,), tensor, heads)
+        key_heads = of.num_key_heads // parallel.size
+        self._rule = GatedDeltaRule(key_heads, self._heads, of.key_dim, of.value_dim, log_decay, decay_bias)
         self.gain = parameters.replicated(f"{block}.norm.weight", of.value_dim)
         self.out = new_output(config, parallel, parameters, layer, f"{block}.out_proj", of.value_width, bias=False)
 
@@ -69,16 +70,15 @@ class GatedDeltaNet:
         """As `SelfAttention.forward`; positions follow from the order of tokens."""
         x, residual = self.norm.forward(x, residual)
         mixed, gate, step, decay = self._projected(x)
-        decay = -self.log_decay.exp() * F.softplus(decay + self.step_bias)
-        out = states.mix(self._layer, mixed, self.convolution, self._rule, decay, torch.sigmoid(step))
+        out = states.mix(self._layer, mixed, self.convolution, self._rule, decay, step)
         if rows is not None:
             out, gate, residual = out[rows], gate[rows], residual[rows]
-        return self.out.forward(self._gated(out, gate)), residual
+        return self.out.forward(norm_then_gate(out, gate, self.gain, self._eps)), residual
 
     def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values side by side, output gates, and step and decay in float32, all as projected."""
+        """Queries, keys and values side by side, output gates, and step and decay, all as projected."""
         of = self._config
-        wide, narrow = self.mixed_and_gate.weight.product(x), self.step_and_decay.weight.product(x).float()
+        wide, narrow = self.mixed_and_gate.weight.product(x), self.step_and_decay.weight.product(x)
         if not of.by_key_head:
             return *wide.split((self._channels, self._heads * of.value_dim), -1), *narrow.split(self._heads, -1)
         group = of.num_value_heads // of.num_key_heads
@@ -88,9 +88,3 @@ class GatedDeltaNet:
             part.flatten(1) for part in (*by_head, *narrow.unflatten(-1, (-1, 2 * group)).split(group, -1))
         )
         return torch.cat(mixed, -1), gate, step, decay
-
-    def _gated(self, heads: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Outputs of heads [T, H, value_dim] float32, normalized, times the SiLU of the gate [T, H · value_dim]."""
-        normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + self._eps)
-        wide = self.gain * normed.to(self.gain.dtype) * F.silu(gate.view_as(heads).float())
-        return wide.to(gate.dtype).flatten(1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from minisgl.attention.mamba2 import Mamba2Rule
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.distributed.tensor_parallel import TensorParallel
+from minisgl.kernels.pointwise.gated_norm import gate_then_norm, gated
 from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.layers.weights.weight import Projection
@@ -46,10 +46,10 @@ class Mamba2:
             parameters, f"{block}.conv1d", mixed, of.kernel_size, bias=of.convolution_bias
         )
         count = heads.stop - heads.start
-        log_decay, skip, self.step_bias = (parameters.new(count, dtype=torch.float32) for _ in range(3))
-        for name, tensor in (("A_log", log_decay), ("D", skip), ("dt_bias", self.step_bias)):
+        log_decay, step_bias, skip = (parameters.new(count, dtype=torch.float32) for _ in range(3))
+        for name, tensor in (("A_log", log_decay), ("dt_bias", step_bias), ("D", skip)):
             parameters.add_source(f"{block}.{name}", (of.num_heads,), tensor, heads)
-        self._rule = Mamba2Rule(count, self._groups.stop - self._groups.start, log_decay, skip)
+        self._rule = Mamba2Rule(count, self._groups.stop - self._groups.start, log_decay, step_bias, skip)
         self.gain = parameters.new(values.stop - values.start)
         parameters.add_source(f"{block}.norm.weight", (of.width,), self.gain, values)
         self.out = new_output(
@@ -66,22 +66,22 @@ class Mamba2:
         """As `SelfAttention.forward`; positions follow from the order of tokens."""
         x, residual = self.norm.forward(x, residual)
         gate, mixed, step = self.inputs.weight.product(x, self.inputs.bias).split(self._sizes, -1)
-        step = F.softplus(step.float() + self.step_bias)
         out = states.mix(self._layer, mixed, self.convolution, self._rule, step)
         if rows is not None:
             out, gate, residual = out[rows], gate[rows], residual[rows]
         return self.out.forward(self._gated(out.flatten(1), gate)), residual
 
     def _gated(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """Outputs of heads [T, heads · head_dim] float32 times the SiLU of the gate, with the norm of each group."""
-        wide = out * F.silu(gate.float())
+        """Outputs of heads [T, heads · head_dim] times the SiLU of the gate, with the norm of each group."""
         of, groups = self._config, self._groups
+        if self._parallel.size <= of.num_groups:
+            return gate_then_norm(out, gate, self.gain, groups.stop - groups.start, self._eps)
+        # Several ranks have parts of a group.
+        wide = gated(out, gate)
         parts = wide.unflatten(-1, (groups.stop - groups.start, -1))
-        sums = parts.square().sum(-1)
-        if self._parallel.size > of.num_groups:
-            every = sums.new_zeros(len(sums), of.num_groups)
-            every[:, groups] = sums
-            sums = self._parallel.all_reduce_sum(every)[:, groups]
+        every = wide.new_zeros(len(wide), of.num_groups)
+        every[:, groups] = parts.square().sum(-1)
+        sums = self._parallel.all_reduce_sum(every)[:, groups]
         scales = torch.rsqrt(sums * (of.num_groups / of.width) + self._eps)
         normed: torch.Tensor = (parts * scales[..., None]).flatten(1).to(gate.dtype)
         return self.gain * normed

@@ -1,0 +1,18 @@
+"""Gates of recurrent states, from what layers project: in float32."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)) as torch has it: x itself where the difference is below the last bit. Small results by their
+    series, since 1 + exp(x) would round them off."""
+    power = tl.exp(tl.minimum(x, 20.0))
+    return tl.where(x > 20.0, x, tl.where(power < 1e-3, power - 0.5 * power * power, tl.log(1.0 + power)))
+
+
+@triton.jit
+def delta_gates(decay, step, log_decay, bias):
+    """Decay, a logarithm, and step of the gated delta rule."""
+    return -tl.exp(log_decay) * softplus(decay.to(tl.float32) + bias), tl.sigmoid(step.to(tl.float32))
