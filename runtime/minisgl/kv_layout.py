@@ -86,12 +86,19 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         return self._page_bytes(PoolPages(pages, held)) + self.state_bytes
 
     def state_checkpoints(self, full: int) -> int:
-        """Checkpoints of recurrent states beside `full` pages; 0 if no layer has such a state. Those of the sequences
-        that the pages hold if they are typical and cached, and one for each that runs, which its answer moves along."""
+        """Checkpoints of recurrent states beside `full` pages; 0 if no layer has such a state.
+
+        At most those of the sequences that the pages hold if they are typical and cached, and one for each that runs,
+        which its answer moves along. A state with matrices takes as much memory as the keys and values of thousands of
+        tokens; then checkpoints take as much as the pages, but there is one for each typical sequence: with more, fewer
+        sequences run at the same time.
+        """
         if not self.state_bytes or not self.caches_states:
             return 0
         sequences = -(-full * self.page_size // min(TYPICAL_TOKENS, self.max_model_len))
-        return min(self.max_running, sequences) + _STATE_CHECKPOINTS * sequences
+        most = min(self.max_running, sequences) + _STATE_CHECKPOINTS * sequences
+        affordable = full * self.full_bytes // self.state_bytes
+        return min(most, max(affordable, sequences, _STATE_CHECKPOINTS))
 
     def window_pages(self, full: int) -> int:
         """Pages of layers with a window beside `full` pages of the others; 0 if no layer has a window.

@@ -44,7 +44,7 @@ FP8_EXPERTS = EXPERTS | {"weight": FP8S, "scales": FLOATS}
 CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
 PLAIN = {"BIAS": False, "ALPHA": 1.0, "LIMIT": 0.0}
 GATED_DELTA = {"HEADS": 48, "KEY": 128, "VALUE": 128, "KEYS": 128}
-MAMBA = {"GROUPS": 8, "HEADS": 64, "KEY": 128, "VALUE": 64, "KEYS": 128, "VALUES": 32}
+MAMBA = {"GROUPS": 8, "HEADS": 64, "KEY": 128, "VALUE": 64, "KEYS": 128, "VALUES": 64}
 SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
 
 
@@ -79,7 +79,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             dict.fromkeys(("log_decay", "decay_bias", "states"), FLOATS)
             | dict.fromkeys(("mixed", "decay", "step", "out"), HALVES)
             | dict.fromkeys(("decay_stride", "step_stride", "place_stride"), INT),
-            GATED_DELTA | {"KEY_HEADS": 16, "EPS": 1e-6, "VALUES": 32, "PDL": True},
+            GATED_DELTA | {"KEY_HEADS": 16, "EPS": 1e-6, "VALUES": 64, "PDL": True},
         ),
         (
             recurrent_decode_triton._mamba2_rows,
@@ -101,20 +101,26 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             {"TAPS": 4, "BLOCK": 256},
         ),
         (
+            gated_delta_prefill_triton._invert_chunks,
+            dict.fromkeys(("log_decay", "decay_bias"), FLOATS)
+            | dict.fromkeys(("mixed", "decay", "step", "solved_out"), HALVES)
+            | dict.fromkeys(("count", "decay_stride", "step_stride"), INT),
+            GATED_DELTA | {"KEY_HEADS": 16, "EPS": 1e-6, "CHUNK": 64, "PRECISION": "tf32"},
+        ),
+        (
             gated_delta_prefill_triton._solve_chunks,
             dict.fromkeys(("log_decay", "decay_bias", "totals_out"), FLOATS)
-            | dict.fromkeys(("mixed", "decay", "step"), HALVES)
+            | dict.fromkeys(("mixed", "decay", "step", "solved_in"), HALVES)
             | dict.fromkeys(("keys_out", "values_out", "queries_out", "left_out", "scores_out"), HALVES)
             | dict.fromkeys(("count", "decay_stride", "step_stride"), INT),
-            GATED_DELTA
-            | {"KEY_HEADS": 16, "EPS": 1e-6, "VALUES": 128, "CHUNK": 64, "BLOCK": 16, "PRECISION": "tf32"},
+            GATED_DELTA | {"KEY_HEADS": 16, "EPS": 1e-6, "VALUES": 128, "CHUNK": 64, "PRECISION": "tf32"},
         ),
         (
             gated_delta_prefill_triton._scan_chunks,
             dict.fromkeys(("keys_in", "values_in", "queries_in", "left_in", "scores_in", "out"), HALVES)
             | dict.fromkeys(("totals_in", "states"), FLOATS)
             | dict.fromkeys(("count", "first_place", "place_stride"), INT),
-            GATED_DELTA | {"VALUES": 32, "CHUNK": 64, "PRECISION": "tf32"},
+            GATED_DELTA | {"VALUES": 64, "CHUNK": 64, "PRECISION": "tf32"},
         ),
         (
             mamba2_prefill_triton._scan_chunks,

@@ -357,6 +357,12 @@ def write_multimodal_checkpoint(
     return folder
 
 
+_TO_STREAM: Final = ("o_proj", "out_proj", "down_proj", "feed_forward.w2", "fc2_latent_proj")
+"""Parts of the names of projections to the residual stream, or from an expert to what is projected there."""
+_ROUTER_NORMS: Final = ("post_attention_layernorm", "ffn_norm", "norm")
+"""Names of the norm whose output a router reads; a layer has one of them."""
+
+
 def _separate_experts(model: Any) -> None:
     """Give each expert a direction of the residual stream that only embeddings write to, and routers alone read, in
     place. Each token has its own experts."""
@@ -371,16 +377,17 @@ def _separate_experts(model: Any) -> None:
         embedding.sub_(embedding @ directions @ directions.T)
         embedding.add_(torch.zeros(len(embedding), count).scatter_(1, chosen, strengths) @ directions.T)
         for name, parameter in model.named_parameters():
-            if "o_proj" in name or "down_proj" in name:
+            if any(part in name for part in _TO_STREAM):
                 if parameter.dim() == 1 or parameter.shape[-2] == hidden:
                     parameter.sub_(directions @ (directions.T @ parameter))
-                else:  # stored as [in, out]
+                elif parameter.shape[-1] == hidden:  # stored as [in, out]
                     parameter.sub_(parameter @ directions @ directions.T)
             elif name.endswith(".router.bias"):
                 parameter.mul_(0.01)
         for name, router in routers:
             layer = model.model.layers[int(name.split(".")[2])]
-            router.copy_(directions.T / layer.post_attention_layernorm.weight)
+            [norm] = [each for part in _ROUTER_NORMS if (each := getattr(layer, part, None)) is not None]
+            router.copy_(directions.T / norm.weight)
         for name, vector in (*model.named_parameters(), *model.named_buffers()):
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 vector.mul_(0.01)

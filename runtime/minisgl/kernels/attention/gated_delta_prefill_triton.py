@@ -1,7 +1,7 @@
 """The gated delta rule for prompts on CUDA, in chunks of up to 64 tokens (sections 3.2 and 3.3 of arXiv:2412.06464).
 
 The corrections of a chunk's tokens depend on each other as a triangular system of equations, whose solution does not
-depend on the state. So one kernel solves it for all chunks at once, and a second one, which goes from chunk to chunk,
+depend on the state. So two kernels solve it for all chunks at once, and a third one, which goes from chunk to chunk,
 has only matrix products left. Products take operands in the type of the inputs; states, sums and gates are in float32.
 """
 
@@ -12,86 +12,107 @@ import triton.language as tl
 from minisgl.kernels.attention.gates_triton import delta_gates
 from minisgl.kernels.attention.prompt_chunks import CHUNK, PromptChunks
 
-_BLOCK = 16
-"""Rows of a chunk's matrix that are solved one after the other."""
-_VALUES = 32
-"""Values of a head that a program of the second kernel computes. Fewer would read keys and queries more often."""
+_VALUES = 64
+"""Values of a head that a program of the last kernel computes. Fewer would read keys and queries more often."""
 
 
 @triton.jit
-def _inverse(below, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """Inverse of I + `below` [CHUNK, CHUNK], which has entries below its diagonal only. Where the inputs have 16 bits,
-    so will it, so TF32 is enough for its products.
+def _inverse(below, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """Inverse of I + `below` [CHUNK, CHUNK], which has entries below its diagonal only.
 
-    First of the blocks on the diagonal, row by row; a power series of what is left of these ends after CHUNK / BLOCK
-    terms. A series for the whole matrix would lose all digits where the keys of a chunk are alike."""
-    COUNT: tl.constexpr = CHUNK // BLOCK
-    rows = tl.arange(0, CHUNK)
-    in_block = (rows[:, None] // BLOCK) == (rows[None, :] // BLOCK)
-    narrow = tl.sum(tl.reshape(tl.where(in_block, below, 0.0), (CHUNK, COUNT, BLOCK)), 1)
-    blocks = tl.reshape(narrow, (COUNT, BLOCK, BLOCK))
-    at = tl.arange(0, BLOCK)
-    identity = tl.where(at[:, None] == at[None, :], 1.0, 0.0)
-    solved = tl.broadcast_to(identity[None, :, :], (COUNT, BLOCK, BLOCK))
-    for row in range(1, BLOCK):
-        is_row = (at == row)[None, :, None]
-        weights = tl.sum(tl.where(is_row, blocks, 0.0), 1)
-        solved -= tl.where(is_row, tl.sum(weights[:, :, None] * solved, 1)[:, None, :], 0.0)
-    wide = tl.broadcast_to(tl.reshape(solved, (CHUNK, 1, BLOCK)), (CHUNK, COUNT, BLOCK))
-    diagonal = tl.where(in_block, tl.reshape(wide, (CHUNK, CHUNK)), 0.0)
-    left = tl.dot(diagonal, tl.where(in_block, 0.0, below), input_precision=PRECISION)
-    squared = tl.dot(left, left, input_precision=PRECISION)
-    even = diagonal + tl.dot(squared, diagonal, input_precision=PRECISION)
-    return even - tl.dot(left, even, input_precision=PRECISION)
+    The inverse of two blocks on the diagonal gives that of the block which they form with the one below them. A power
+    series would lose all digits where the keys of a chunk are alike. With inputs of 16 bits the result is rounded to
+    these, so TF32 is enough for its products."""
+    row, column = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, below, 0.0)
+    for level in range(1, 6):
+        joins = (row >> level + 1 == column >> level + 1) & (row >> level != column >> level)
+        right = tl.dot(tl.where(joins, below, 0.0), inverse, input_precision=PRECISION)
+        inverse -= tl.dot(inverse, right, input_precision=PRECISION)
+    return inverse
+
+
+@triton.jit
+def _gates(decay, step, log_decay, decay_bias, row, inside, head, decay_stride, step_stride):
+    """Decay of a chunk's tokens, a logarithm, and their step."""
+    raw_decay = tl.load(decay + row * decay_stride + head, inside, other=0.0)
+    raw_step = tl.load(step + row * step_stride + head, inside, other=0.0)
+    forget, strength = delta_gates(raw_decay, raw_step, tl.load(log_decay + head), tl.load(decay_bias + head))
+    return tl.where(inside, forget, 0.0), strength
+
+
+@triton.jit
+def _unit(place, mask, EPS: tl.constexpr):
+    """Keys or queries of length 1 in float32."""
+    wide = tl.load(place, mask, other=0.0).to(tl.float32)
+    return wide * tl.rsqrt(tl.sum(wide * wide, 1) + EPS)[:, None]
+
+
+@triton.jit
+def _since(total, token):
+    """What is left of the state of each token when another one reads it."""
+    earlier = token[:, None] >= token[None, :]
+    return tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["chunks"])
-def _solve_chunks(
-    mixed, decay, step, log_decay, decay_bias, chunks, keys_out, values_out, queries_out, left_out, scores_out,
-    totals_out, count, decay_stride, step_stride,
+def _invert_chunks(
+    mixed, decay, step, log_decay, decay_bias, chunks, solved_out, count, decay_stride, step_stride,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, EPS: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     chunk, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(chunks + count + chunk)
     if length > 0:
         dtype = mixed.dtype.element_ty
-        token = tl.arange(0, CHUNK)
+        token, keys = tl.arange(0, CHUNK), tl.arange(0, KEYS)
         inside = token < length
         row = (tl.load(chunks + chunk) + token).to(tl.int64)
-        raw_decay = tl.load(decay + row * decay_stride + head, inside, other=0.0)
-        raw_step = tl.load(step + row * step_stride + head, inside, other=0.0)
-        forget, strength = delta_gates(raw_decay, raw_step, tl.load(log_decay + head), tl.load(decay_bias + head))
-        forget = tl.where(inside, forget, 0.0)
-        total = tl.cumsum(forget, 0)
-        end = tl.sum(forget, 0)
-        keys, values = tl.arange(0, KEYS), tl.arange(0, VALUES)
-        own = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE)
-        of_key = own[:, None] + (head // (HEADS // KEY_HEADS)) * KEY + keys[None, :]
+        own = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE) + (KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY
+        k = _unit(own[:, None] + keys[None, :], inside[:, None] & (keys < KEY)[None, :], EPS).to(dtype)
+        forget, strength = _gates(decay, step, log_decay, decay_bias, row, inside, head, decay_stride, step_stride)
+        since = _since(tl.cumsum(forget, 0), token)
+        below = tl.dot(k, tl.trans(k), input_precision=PRECISION) * since * strength[:, None]
+        solved = _inverse(tl.where(token[:, None] > token[None, :], below, 0.0), CHUNK, PRECISION)
+        place = (row * HEADS + head)[:, None] * CHUNK + token[None, :]
+        tl.store(solved_out + place, solved.to(dtype), inside[:, None])
+
+
+@triton.jit(do_not_specialize_on_alignment=["chunks"])
+def _solve_chunks(
+    mixed, decay, step, log_decay, decay_bias, chunks, solved_in, keys_out, values_out, queries_out, left_out,
+    scores_out, totals_out, count, decay_stride, step_stride,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, EPS: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    length = tl.load(chunks + count + chunk)
+    if length > 0:
+        dtype = mixed.dtype.element_ty
+        token, keys, values = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.arange(0, VALUES)
+        inside = token < length
+        row = (tl.load(chunks + chunk) + token).to(tl.int64)
+        forget, strength = _gates(decay, step, log_decay, decay_bias, row, inside, head, decay_stride, step_stride)
+        total, end = tl.cumsum(forget, 0), tl.sum(forget, 0)
+        place = (row * HEADS + head)[:, None]
+        own = (mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE))[:, None]
+        of_key = own + (head // (HEADS // KEY_HEADS)) * KEY + keys[None, :]
         key_mask = inside[:, None] & (keys < KEY)[None, :]
-        k = tl.load(of_key + KEY_HEADS * KEY, key_mask, other=0.0).to(tl.float32)
-        q = tl.load(of_key, key_mask, other=0.0).to(tl.float32)
-        k *= tl.rsqrt(tl.sum(k * k, 1) + EPS)[:, None]
-        q *= (tl.rsqrt(tl.sum(q * q, 1) + EPS) * KEY**-0.5)[:, None]
-        narrow = k.to(dtype)
-        across = tl.trans(narrow)
-        earlier = token[:, None] >= token[None, :]
-        since = tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)
-        below = tl.dot(narrow, across, input_precision=PRECISION) * since * strength[:, None]
-        solved = _inverse(tl.where(token[:, None] > token[None, :], below, 0.0), CHUNK, BLOCK, PRECISION).to(dtype)
-        scores = tl.dot(q.to(dtype), across, input_precision=PRECISION) * since
-        place = row * HEADS + head
-        tl.store(scores_out + place[:, None] * CHUNK + token[None, :], scores.to(dtype), inside[:, None])
+        of_head = place * KEY + keys[None, :]
+        solved = tl.load(solved_in + place * CHUNK + token[None, :], inside[:, None], other=0.0)
+        k = _unit(of_key + KEY_HEADS * KEY, key_mask, EPS)
         known = tl.dot(solved, (k * (strength * tl.exp(total))[:, None]).to(dtype), input_precision=PRECISION)
-        of_head = place[:, None] * KEY + keys[None, :]
         tl.store(keys_out + of_head, known.to(dtype), key_mask)
-        tl.store(queries_out + of_head, (q * tl.exp(total)[:, None]).to(dtype), key_mask)
         tl.store(left_out + of_head, (k * tl.exp(end - total)[:, None]).to(dtype), key_mask)
+        q = _unit(of_key, key_mask, EPS) * KEY**-0.5
+        tl.store(queries_out + of_head, (q * tl.exp(total)[:, None]).to(dtype), key_mask)
+        scores = tl.dot(q.to(dtype), tl.trans(k.to(dtype)), input_precision=PRECISION) * _since(total, token)
+        tl.store(scores_out + place * CHUNK + token[None, :], scores.to(dtype), inside[:, None])
         value_mask = inside[:, None] & (values < VALUE)[None, :]
-        of_value = own[:, None] + 2 * KEY_HEADS * KEY + head * VALUE + values[None, :]
+        of_value = own + 2 * KEY_HEADS * KEY + head * VALUE + values[None, :]
         v = tl.load(of_value, value_mask, other=0.0).to(tl.float32) * strength[:, None]
         solution = tl.dot(solved, v.to(dtype), input_precision=PRECISION)
-        tl.store(values_out + place[:, None] * VALUE + values[None, :], solution.to(dtype), value_mask)
+        tl.store(values_out + place * VALUE + values[None, :], solution.to(dtype), value_mask)
         tl.store(totals_out + chunk * HEADS + head, tl.exp(end))
 
 
@@ -157,14 +178,20 @@ def gated_delta_prompts_cuda(
     precision = "ieee" if mixed.dtype == torch.float32 else "tf32"
     keys, queries, left = (mixed.new_empty(tokens, heads, key) for _ in range(3))
     values, out = (mixed.new_empty(tokens, heads, value) for _ in range(2))
-    scores = mixed.new_empty(tokens, heads, CHUNK)
+    solved, scores = (mixed.new_empty(tokens, heads, CHUNK) for _ in range(2))
     totals = torch.empty(count, heads, dtype=torch.float32, device=mixed.device)
     wide_keys, wide_values = (max(triton.next_power_of_2(size), 16) for size in (key, value))
+    gates = decay, step, log_decay, decay_bias
+    strides = decay.stride(0), step.stride(0)
+    _invert_chunks[(count, heads)](
+        mixed, *gates, chunks, solved, count, *strides,
+        KEY_HEADS=key_heads, HEADS=heads, KEY=key, VALUE=value, EPS=eps, KEYS=wide_keys, CHUNK=CHUNK,
+        PRECISION=precision, num_warps=4,
+    )  # fmt: skip
     _solve_chunks[(count, heads)](
-        mixed, decay, step, log_decay, decay_bias, chunks, keys, values, queries, left, scores, totals, count,
-        decay.stride(0), step.stride(0),
+        mixed, *gates, chunks, solved, keys, values, queries, left, scores, totals, count, *strides,
         KEY_HEADS=key_heads, HEADS=heads, KEY=key, VALUE=value, EPS=eps, KEYS=wide_keys, VALUES=wide_values,
-        CHUNK=CHUNK, BLOCK=_BLOCK, PRECISION=precision, num_warps=8,
+        CHUNK=CHUNK, PRECISION=precision, num_warps=4,
     )  # fmt: skip
     block = min(_VALUES, wide_values)
     _scan_chunks[(triton.cdiv(value, block), heads, len(prompts.ends) - 1)](
