@@ -27,10 +27,16 @@ class RMSNorm(NamedTuple):
         self, x: torch.Tensor, residual: torch.Tensor | None, *, per_row: bool
     ) -> tuple[Fp8Rows, torch.Tensor]:
         """As `forward`, with the norm quantized for a product with FP8 weights."""
-        if x.is_cuda and self.kind.is_plain:
+        if x.is_cuda:
             from minisgl.kernels.pointwise.quantize_rows_triton import rms_norm_fp8
 
-            rows = rms_norm_fp8(x, residual, self.gain, self.kind.eps, per_row=per_row)
+            kind = self.kind
+            rows = rms_norm_fp8(
+                *(x, residual, self.gain, kind.eps),
+                per_row=per_row,
+                unit_offset=kind.unit_offset,
+                round_last=kind.round_last,
+            )
             return rows, x if residual is None else residual
         normed, residual = self.forward(x, residual)
         return quantize_rows(normed, per_row=per_row), residual

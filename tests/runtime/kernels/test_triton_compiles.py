@@ -26,6 +26,7 @@ from minisgl.kernels.pointwise import (
     gated_norm_triton,
     layer_norm_triton,
     norm_triton,
+    output_gate_triton,
     step_inputs_triton,
 )
 from minisgl.kernels.sampling import sample_triton
@@ -129,6 +130,16 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             | dict.fromkeys(("count", "first_place", "step_stride", "place_stride"), INT),
             MAMBA | {"CHUNK": 64, "MOST_DECAY": -30.0, "PRECISION": "tf32"},
         ),
+        (
+            output_gate_triton._open_heads,
+            dict.fromkeys(("heads", "gates", "out"), HALVES) | dict.fromkeys(("width", "row_stride"), INT),
+            {"HEAD_STRIDE": 512, "HEAD_DIM": 256, "BLOCK": 1024, "PDL": True},
+        ),
+        (
+            output_gate_triton._add_gated,
+            dict.fromkeys(("total", "part", "x", "gate", "out"), HALVES) | dict.fromkeys(("width", "hidden"), INT),
+            {"WIDTH": 2048, "HIDDEN": 2048, "PDL": True},
+        ),
         *(
             (
                 gated_norm_triton._gated_norm,
@@ -183,7 +194,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 | {"cos_sin": FLOATS, "locations": LONGS}
                 | dict.fromkeys(("eps", "key_inverse", "value_inverse"), FLOAT),
                 {"Q_HEADS": 16, "K_HEADS": 8, "HALF": 64, "NORM": norm, "HEADS": 8, "PAIRS": 64, "PDL": True}
-                | {"ROUNDS": stored == FP8S},
+                | {"ROUNDS": stored == FP8S, "Q_HEAD_STRIDE": 256, "UNIT_OFFSET": norm, "ROUND_LAST": norm},
             )
             for norm, stored in ((False, HALVES), (True, HALVES), (True, FP8S))
         ),
@@ -214,7 +225,8 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 | dict.fromkeys(("q_stride", "k_stride", "v_stride", "pages_per_row"), INT)
                 | dict.fromkeys(("scale", "key_inverse", "value_inverse", "eps"), FLOAT),
                 {"KV_HEADS": 8, "GROUP": group, "HALF": head_dim // 2, "PAGE": 64, "BLOCK": 32, "VECTORS": 16}
-                | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "PDL": True},
+                | {"SPLITS": 32, "WINDOW": window, "ROTATE": rotate, "NORM": norm, "PDL": True}
+                | {"Q_HEAD_STRIDE": head_dim, "UNIT_OFFSET": head_dim == 256, "ROUND_LAST": head_dim == 256},
             )
             for group, head_dim, window, rotate, norm, stored in (
                 (8, 128, 0, False, False, HALVES),

@@ -27,6 +27,7 @@ from minisgl.kernels.experts import gate_rows_triton, grouped_gemm_triton
 from minisgl.kernels.experts.gate import Gate
 from minisgl.kernels.linear import dense_skinny_triton
 from minisgl.kernels.pointwise.norm import rms_norm
+from minisgl.kernels.pointwise.output_gate_triton import add_gated_cuda, open_heads_cuda
 from minisgl.layers.activation import ClampedGate
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 from support.kernels.interpreted_cascade import allow_loops_to_a_loaded_end
@@ -81,10 +82,14 @@ def check_rotate_and_store(
     kept_from: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
+    gated: bool = False,
 ) -> None:
+    """`gated`: a gate stands behind the queries of each head, and gains are those of Qwen3.5."""
     # Heads of queries, keys and values lie in one row, as the fused projection leaves them.
-    qkv = draw(count, q_heads + 2 * k_heads, head_dim, dtype=dtype, device=device)
-    q, k, v = qkv.split([q_heads, k_heads, k_heads], dim=1)
+    parts = [2 * q_heads if gated else q_heads, k_heads, k_heads]
+    q, k, v = draw(count, sum(parts), head_dim, dtype=dtype, device=device).split(parts, dim=1)
+    if gated:
+        q = q.unflatten(1, (-1, 2))[:, :, 0]
     gain = 1 + draw(head_dim, dtype=dtype, device=device, scale=0.2) if norm else None
     other_gain = None if gain is None else 2 - gain
     angles = torch.outer(torch.arange(count) * 7.0, torch.linspace(1, 0.001, head_dim // 2))
@@ -93,7 +98,8 @@ def check_rotate_and_store(
     pools = [torch.full((5, 16, k_heads, head_dim), _NOBODYS, device=device).to(kv_dtype or dtype) for _ in "kv"]
     locations = torch.randperm(5 * 16, generator=torch.Generator().manual_seed(count))[:count].to(device)
 
-    rotation = Rotation(cos_sin, gain, other_gain, 1e-6)
+    gains = [gain if gain is None or not gated else gain - 1 for gain in (gain, other_gain)]
+    rotation = Rotation(cos_sin, gains[0], gains[1], 1e-6, unit_offset=gated, round_last=gated)
     plain_q, plain_k = rotation.apply(q, k)
     with poisoned_outputs():
         our_q, kept_keys, kept_values = rotate_and_store_cuda(
@@ -291,8 +297,9 @@ def check_rotated_split_decode(
     dtype: torch.dtype,
     window: int | None = None,
     kv_dtype: torch.dtype | None = None,
+    gated: bool = False,
 ) -> None:
-    """The kernel that rotates and stores equals the two kernels that it replaces."""
+    """The kernel that rotates and stores equals the two kernels that it replaces. `gated`: as above."""
     shape = attention_shape(
         query_heads=kv_heads * group,
         kv_heads=kv_heads,
@@ -306,12 +313,15 @@ def check_rotated_split_decode(
     )
     dense, rows = DenseCase(shape, Sequences(decode=lengths)), len(lengths)
     # Heads of queries, keys and values lie in one row, as the fused projection leaves them.
-    qkv = draw(rows, (group + 2) * kv_heads, head_dim, dtype=dtype, device=device)
-    q, k, v = qkv.split([group * kv_heads, kv_heads, kv_heads], dim=1)
+    parts = [(2 if gated else 1) * group * kv_heads, kv_heads, kv_heads]
+    q, k, v = draw(rows, sum(parts), head_dim, dtype=dtype, device=device).split(parts, dim=1)
+    if gated:
+        q = q.unflatten(1, (-1, 2))[:, :, 0]
     gain = 1 + draw(head_dim, dtype=dtype, device=device, scale=0.2) if norm else None
     angles = torch.outer(torch.arange(rows) * 7.0 + 1.0, torch.linspace(1, 0.001, head_dim // 2))
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1).to(device)
-    rotation = Rotation(cos_sin, gain, None if gain is None else 2 - gain, 1e-6)
+    other_gain = None if gain is None else 2 - gain
+    rotation = Rotation(cos_sin, gain, other_gain, 1e-6, unit_offset=gated, round_last=gated)
     stored = PagedKV(dense.kv.keys.clone(), dense.kv.values.clone(), dense.kv.scales)
     rotated, *_ = rotate_and_store_cuda(
         q, k, v, rotation, stored.keys[0], stored.values[0], dense.locations, kept_from=rows, scales=dense.scales
@@ -323,6 +333,21 @@ def check_rotated_split_decode(
     for pool, other in ((dense.kv.keys, stored.keys), (dense.kv.values, stored.values)):
         # The rest of the pool is NaN in both.
         torch.testing.assert_close(pool.float(), other.float(), atol=1e-4, rtol=8e-3, equal_nan=True)
+
+
+def check_output_gates(device: torch.device, *, dtype: torch.dtype) -> None:
+    """Of attention, whose gates stand behind the queries of each head, and of a shared expert."""
+    queries = draw(3, 5, 2, 48, dtype=dtype, device=device)
+    heads, gates = draw(3, 5 * 48, dtype=dtype, device=device), queries[:, :, 1]
+    ours = open_heads_cuda(heads, gates)
+    plain = heads * torch.sigmoid(gates.flatten(1))
+    assert_close(ours, heads.double() * torch.sigmoid(gates.flatten(1).double()), plain)
+    total, part = (draw(3, 40, dtype=dtype, device=device, scale=scale) for scale in (1.0, 2.0))
+    x, gate = draw(3, 72, dtype=dtype, device=device), draw(1, 72, dtype=dtype, device=device)
+    ours = add_gated_cuda(total, part, x, gate)
+    plain = total + torch.sigmoid(torch.nn.functional.linear(x, gate)) * part
+    opening = torch.sigmoid(x.double() @ gate.double().T)
+    assert_close(ours, total.double() + opening * part.double(), plain)
 
 
 def _cases() -> dict[str, Case]:
@@ -344,6 +369,8 @@ def _cases() -> dict[str, Case]:
             check_rotate_and_store, count=count, q_heads=q_heads, k_heads=k_heads, head_dim=head_dim, norm=norm,
             kept_from=kept_from, dtype=dtype, kv_dtype=kv_dtype,
         )  # fmt: skip
+    queries_with_gates = partial(check_rotate_and_store, q_heads=4, k_heads=2, head_dim=64, norm=True, gated=True)
+    cases["rotate and store queries with gates"] = partial(queries_with_gates, count=2, kept_from=1, dtype=half)
     for rows, inputs, outputs in (
         (1, 1024, 35),
         (1, 2048, 9),
@@ -420,6 +447,11 @@ def _cases() -> dict[str, Case]:
             check_rotated_split_decode, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim, norm=norm,
             dtype=half, window=window, kv_dtype=kv_dtype,
         )  # fmt: skip
+    cases["rotated split decode of queries with gates"] = partial(
+        check_rotated_split_decode, lengths=(129, 40), kv_heads=2, group=3, head_dim=64, norm=True, dtype=half,
+        gated=True,
+    )  # fmt: skip
+    cases["output gates"] = partial(check_output_gates, dtype=half)
     return cases
 
 

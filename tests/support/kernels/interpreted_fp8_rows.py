@@ -74,6 +74,8 @@ def normalizes() -> bool:
         stream = residual.clone()
         ours = rms_norm_fp8(x, stream, gain, EPS)
         results += [same(ours, rms_norm_cuda(x, residual, gain, EPS)), torch.equal(stream, residual)]
+        other = {"unit_offset": True, "round_last": True}
+        results.append(same(rms_norm_fp8(x, None, gain, EPS, **other), rms_norm_cuda(x, None, gain, EPS, **other)))
         parts = torch.stack([draw(rows, width).float(), draw(rows, width).float() / 2])
         for each in (x, parts):
             expected = rms_norm_cuda(each, None, gain, EPS)

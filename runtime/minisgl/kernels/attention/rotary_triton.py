@@ -25,7 +25,10 @@ _MOST_HEADS = 8
 
 
 @triton.jit
-def turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+def turned(
+    source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl.constexpr, NORM: tl.constexpr,
+    ROUND_LAST: tl.constexpr = False,
+):  # fmt: skip
     """Both halves of the heads at `source` + `place` [heads, pairs], rounded where separate operations would round."""
     first = tl.load(source + place, mask, other=0.0)
     second = tl.load(source + place + HALF, mask, other=0.0)
@@ -33,8 +36,11 @@ def turned(source, place, mask, cos, sin, first_gain, second_gain, eps, HALF: tl
     first, second = first.to(tl.float32), second.to(tl.float32)
     if NORM:
         scale = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
-        first = ((first * scale).to(dtype).to(tl.float32) * first_gain).to(dtype).to(tl.float32)
-        second = ((second * scale).to(dtype).to(tl.float32) * second_gain).to(dtype).to(tl.float32)
+        first, second = first * scale, second * scale
+        if not ROUND_LAST:
+            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+        first = (first * first_gain).to(dtype).to(tl.float32)
+        second = (second * second_gain).to(dtype).to(tl.float32)
     return (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
 
 
@@ -61,8 +67,8 @@ def _store(
 def _rotate_and_store(
     q, k, v, cos_sin, q_gain, k_gain, q_out, kept_keys, kept_values, keys, values, locations, q_stride, k_stride,
     v_stride, kept_from, eps, key_inverse, value_inverse, Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr,
-    HALF: tl.constexpr, NORM: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, ROUNDS: tl.constexpr,
-    PDL: tl.constexpr,
+    Q_HEAD_STRIDE: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    ROUND_LAST: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS
@@ -74,6 +80,8 @@ def _rotate_and_store(
         gain = tl.broadcast_to(tl.where(head < Q_HEADS, q_gain, k_gain) + pair, (HEADS, PAIRS))
         first_gain = tl.load(gain, mask, other=0.0).to(tl.float32)
         second_gain = tl.load(gain + HALF, mask, other=0.0).to(tl.float32)
+        if UNIT_OFFSET:
+            first_gain, second_gain = first_gain + 1.0, second_gain + 1.0
     start_next(PDL)
     wait_for_previous(PDL)
     place = tl.arange(0, HEADS)[:, None] * (2 * HALF) + pair
@@ -82,17 +90,19 @@ def _rotate_and_store(
         cos = tl.load(angle, mask, other=0.0)
         sin = tl.load(angle + HALF, mask, other=0.0)
         if head < Q_HEADS:
+            source_place = (head + tl.arange(0, HEADS)[:, None]) * Q_HEAD_STRIDE + pair
             place += head * (2 * HALF)
             first, second = turned(
-                q + token * q_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
-            )
+                q + token * q_stride, source_place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM,
+                ROUND_LAST,
+            )  # fmt: skip
             target = q_out + token * (Q_HEADS * 2 * HALF) + place
             tl.store(target, first, mask)
             tl.store(target + HALF, second, mask)
         else:
             place += (head - Q_HEADS) * (2 * HALF)
             first, second = turned(
-                k + token * k_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM
+                k + token * k_stride, place, mask, cos, sin, first_gain, second_gain, eps, HALF, NORM, ROUND_LAST
             )
             _store(
                 first, second, place, mask, keys, tl.load(locations + token), kept_keys, token - kept_from,
@@ -120,7 +130,8 @@ def rotate_and_store_cuda(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     count, q_heads, head_dim = q.shape
     k_heads = k.shape[1]
-    assert all(part.stride(2) == 1 and part.stride(1) == head_dim for part in (q, k, v))
+    # Something may stand between the queries of two heads.
+    assert q.stride(2) == 1 and all(part.stride(2) == 1 and part.stride(1) == head_dim for part in (k, v))
     assert keys.is_contiguous() and values.is_contiguous() and rotation.cos_sin.is_contiguous()
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     kept_keys = torch.empty((count - kept_from, k_heads, head_dim), dtype=k.dtype, device=k.device)
@@ -134,8 +145,9 @@ def rotate_and_store_cuda(
         _rotate_and_store[(count, (q_heads + 2 * k_heads) // together)](
             q, k, v, rotation.cos_sin, rotation.q_gain if norm else q, rotation.k_gain if norm else k, q_out,
             kept_keys, kept_values, keys, values, locations, q.stride(0), k.stride(0), v.stride(0), kept_from,
-            rotation.eps, 1.0 / scales.key, 1.0 / scales.value, Q_HEADS=q_heads, K_HEADS=k_heads, HALF=head_dim // 2,
-            NORM=norm, HEADS=together, PAIRS=pairs, ROUNDS=rounds,
+            rotation.eps, 1.0 / scales.key, 1.0 / scales.value, Q_HEADS=q_heads, K_HEADS=k_heads,
+            Q_HEAD_STRIDE=q.stride(1), HALF=head_dim // 2, NORM=norm, UNIT_OFFSET=rotation.unit_offset,
+            ROUND_LAST=rotation.round_last, HEADS=together, PAIRS=pairs, ROUNDS=rounds,
             num_warps=max(together * pairs // 256, 1), **dependent_launch(q.device),
         )  # fmt: skip
     return q_out, kept_keys, kept_values

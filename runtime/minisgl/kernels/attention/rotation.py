@@ -20,16 +20,22 @@ class Rotation:
     k_gain: torch.Tensor | None = None
     """[D]; given if and only if `q_gain` is."""
     eps: float = 0.0
+    unit_offset: bool = False
+    round_last: bool = False
+    """Kind of the norms, see `norm.rms_norm`."""
 
     def apply(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Normalize and rotate q [T, Hq, D] and k [T, Hkv, D]. Reference for any device."""
         if self.q_gain is not None and self.k_gain is not None:
-            q, k = rms_norm(q, self.q_gain, self.eps), rms_norm(k, self.k_gain, self.eps)
+            q, k = self._normed(q, self.q_gain), self._normed(k, self.k_gain)
         return rotate(q, self.cos_sin), rotate(k, self.cos_sin)
 
     def apply_to_queries(self, q: torch.Tensor) -> torch.Tensor:
         """`apply` for queries alone."""
-        return rotate(q if self.q_gain is None else rms_norm(q, self.q_gain, self.eps), self.cos_sin)
+        return rotate(q if self.q_gain is None else self._normed(q, self.q_gain), self.cos_sin)
+
+    def _normed(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, gain, self.eps, unit_offset=self.unit_offset, round_last=self.round_last)
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:

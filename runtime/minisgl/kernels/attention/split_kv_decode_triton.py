@@ -77,8 +77,8 @@ def _part(
     q, k, v, cos_sin, q_gain, k_gain, keys, values, page_table, slots, lengths, parts, sums, q_stride, k_stride,
     v_stride, pages_per_row, scale, key_inverse, value_inverse, eps,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr,
-    VECTORS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-    PDL: tl.constexpr,
+    VECTORS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, Q_HEAD_STRIDE: tl.constexpr,
+    ROTATE: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_LAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attention of the queries of one KV head and row to one part of the context. Without ROTATE the queries are
     rotated, and the newest token is in the pool."""
@@ -109,19 +109,25 @@ def _part(
     if NORM:
         gain, gain_behind = tl.load(q_gain + pair).to(tl.float32), tl.load(q_gain + HALF + pair).to(tl.float32)
         key_gain, key_gain_behind = tl.load(k_gain + pair).to(tl.float32), tl.load(k_gain + HALF + pair).to(tl.float32)
+        if UNIT_OFFSET:
+            gain, gain_behind = gain + 1.0, gain_behind + 1.0
+            key_gain, key_gain_behind = key_gain + 1.0, key_gain_behind + 1.0
     start_next(PDL)
     wait_for_previous(PDL)
 
     there = vector < GROUP
-    query_place = row * q_stride + (kv_head * GROUP + vector)[:, None] * HEAD_DIM + pair
+    query_place = row * q_stride + (kv_head * GROUP + vector)[:, None] * Q_HEAD_STRIDE + pair
     if ROTATE:
         cos = tl.load(cos_sin + row * HEAD_DIM + pair)
         sin = tl.load(cos_sin + row * HEAD_DIM + HALF + pair)
         new_key, new_key_behind = turned(
-            k + row * k_stride + kv_head * HEAD_DIM, pair, last, cos, sin, key_gain, key_gain_behind, eps, HALF, NORM
-        )
+            k + row * k_stride + kv_head * HEAD_DIM, pair, last, cos, sin, key_gain, key_gain_behind, eps, HALF, NORM,
+            ROUND_LAST,
+        )  # fmt: skip
         new_value = tl.load(v + row * v_stride + kv_head * HEAD_DIM + column, last, other=0.0)
-        query, query_behind = turned(q, query_place, there[:, None], cos, sin, gain, gain_behind, eps, HALF, NORM)
+        query, query_behind = turned(
+            q, query_place, there[:, None], cos, sin, gain, gain_behind, eps, HALF, NORM, ROUND_LAST
+        )
     else:
         new_key = tl.load(keys + place + pair, last, other=0.0)
         new_key_behind = tl.load(keys + place + HALF + pair, last, other=0.0)
@@ -206,7 +212,7 @@ def split_decode(
     new: NewTokens | None = None,
 ) -> None:
     """Attention of `q` [R, Hq, D] to the `lengths` [R] tokens of `slots` [R], or to the last `window` of them, into
-    `out` [R, Hq, D], contiguous. The last two dimensions of `q` are contiguous.
+    `out` [R, Hq, D], contiguous. Something may stand between the queries of two heads.
 
     `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`; all but each row's newest token were
     stored before the step began. `new`: `q` is not rotated yet, and the newest tokens are not in the pool; the kernel
@@ -214,18 +220,19 @@ def split_decode(
     the scores, in units of log 2. `sinks` [Hq]: see `sinks_triton`.
     """
     rows, heads, head_dim = q.shape
-    assert q.stride(2) == 1 and q.stride(1) == head_dim and out.is_contiguous()
+    assert q.stride(2) == 1 and out.is_contiguous()
     page_size, kv_heads = keys.shape[1], keys.shape[2]
     group = heads // kv_heads
     assert group <= _VECTORS and page_size % BLOCK == 0
     k, v, cos_sin, q_gain, k_gain, eps = q, q, q, q, q, 0.0
-    norm = False
+    norm, unit_offset, round_last = False, False, False
     if new is not None:
         k, v, rotation = new
         assert all(part.stride(2) == 1 and part.stride(1) == head_dim for part in (k, v))
         cos_sin, eps = rotation.cos_sin, rotation.eps
         if rotation.q_gain is not None and rotation.k_gain is not None:
             q_gain, k_gain, norm = rotation.q_gain, rotation.k_gain, True
+            unit_offset, round_last = rotation.unit_offset, rotation.round_last
     early = dependent_launch(q.device)
     # Heads of 512 would not fit into the registers of fewer warps, nor three of their blocks into shared memory.
     is_wide = head_dim > 256
@@ -234,7 +241,8 @@ def split_decode(
         k.stride(0), v.stride(0), page_table.stride(0), scale * scales.key,
         1.0 / scales.key, 1.0 / scales.value, eps, KV_HEADS=kv_heads, GROUP=group,
         HALF=head_dim // 2, PAGE=page_size, BLOCK=BLOCK, VECTORS=_VECTORS, SPLITS=SPLITS, WINDOW=window or 0,
-        ROTATE=new is not None, NORM=norm, num_warps=8 if is_wide else 4, num_stages=2 if is_wide else 3, **early,
+        Q_HEAD_STRIDE=q.stride(1), ROTATE=new is not None, NORM=norm, UNIT_OFFSET=unit_offset, ROUND_LAST=round_last,
+        num_warps=8 if is_wide else 4, num_stages=2 if is_wide else 3, **early,
     )  # fmt: skip
     _whole[(rows * heads,)](
         parts, sums, sums if sinks is None else sinks, out, scales.value, HEADS=heads, HEAD_DIM=head_dim,

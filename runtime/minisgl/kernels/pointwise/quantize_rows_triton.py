@@ -55,20 +55,23 @@ def _quantize_rows(
 @triton.jit(do_not_specialize=["scale_rows"])
 def _add_rms_norm_fp8(
     x, residual, weight, values, scales, part_stride, x_stride, width, scale_rows, eps,
-    PARTS: tl.constexpr, ADD: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr,
-    SMALLEST: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, ADD: tl.constexpr, UNIT_OFFSET: tl.constexpr, ROUND_LAST: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As `norm_triton._add_rms_norm`, with the norm in FP8."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     mask = columns < width
-    gain = tl.load(weight + columns, mask, other=0.0)
+    stored_gain = tl.load(weight + columns, mask, other=0.0)
+    gain = stored_gain.to(tl.float32)
+    if UNIT_OFFSET:
+        gain += 1.0
     start_next(PDL)
     wait_for_previous(PDL)
     value = tl.load(x + row * x_stride + columns, mask, other=0.0)
     for part in tl.static_range(1, PARTS):
         value += tl.load(x + part * part_stride + row * x_stride + columns, mask, other=0.0)
-    value = value.to(gain.dtype)
+    value = value.to(stored_gain.dtype)
     if ADD:
         value = (value.to(tl.float32) + tl.load(residual + row * width + columns, mask, other=0.0).to(tl.float32)).to(
             value.dtype
@@ -76,7 +79,10 @@ def _add_rms_norm_fp8(
         tl.store(residual + row * width + columns, value, mask)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    normed = ((wide * scale).to(value.dtype).to(tl.float32) * gain.to(tl.float32)).to(value.dtype)
+    normed = wide * scale
+    if not ROUND_LAST:
+        normed = normed.to(value.dtype).to(tl.float32)
+    normed = (normed * gain).to(value.dtype)
     store_fp8(normed, values, scales, row, 0, width, scale_rows, COLUMNS, BLOCK, LARGEST, SMALLEST)
 
 
@@ -104,7 +110,14 @@ def _quantize(x: torch.Tensor, width: int, *, gated: bool, per_row: bool) -> Fp8
 
 
 def rms_norm_fp8(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, *, per_row: bool = False
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    per_row: bool = False,
+    unit_offset: bool = False,
+    round_last: bool = False,
 ) -> Fp8Rows:
     """As `norm_triton.rms_norm_cuda`, in FP8 [T, h]."""
     count, width = x.shape[-2:]
@@ -115,8 +128,8 @@ def rms_norm_fp8(
         columns = triton.next_power_of_2(width)
         _add_rms_norm_fp8[(count,)](
             x, x if residual is None else residual, weight, out.values, out.scales, x.stride(0), x.stride(-2), width,
-            out.scales.shape[1], eps, PARTS=parts, ADD=residual is not None, COLUMNS=columns,
-            BLOCK=columns if per_row else BLOCK, LARGEST=E4M3_MAX, SMALLEST=SMALLEST,
-            num_warps=min(max(columns // 512, 1), 16), **dependent_launch(x.device),
+            out.scales.shape[1], eps, PARTS=parts, ADD=residual is not None, UNIT_OFFSET=unit_offset,
+            ROUND_LAST=round_last, COLUMNS=columns, BLOCK=columns if per_row else BLOCK, LARGEST=E4M3_MAX,
+            SMALLEST=SMALLEST, num_warps=min(max(columns // 512, 1), 16), **dependent_launch(x.device),
         )  # fmt: skip
     return out

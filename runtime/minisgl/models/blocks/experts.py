@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.pointwise.norm import rms_norm
+from minisgl.kernels.pointwise.output_gate import add_gated
 from minisgl.layers import activation
 from minisgl.layers.activation import ACTIVATIONS, FeedForwardActivation, silu_and_mul
 from minisgl.layers.weights.allocate import (
@@ -123,7 +123,7 @@ class SparseFeedForward:
         if self._latent is not None:
             out = self._latent[1].product(out)
         if self._shared is not None:
-            out = out + self._shared.forward(x)
+            out = self._shared.add_to(out, x)
         return self._parallel.all_reduce_sum(out), residual
 
 
@@ -148,11 +148,11 @@ class SharedExpert:
         self.down = allocate(parameters, [down], of.intermediate_size, parallel.shard(of.intermediate_size))
         self.gate = parameters.replicated(f"{gate_name}.weight", 1, hidden) if gate_name else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] to this rank's part of [T, hidden]."""
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """`total` [T, hidden] plus this rank's part of the output for x [T, hidden]."""
         inner = activate(self._activation, self.gate_up.product(x), self.down.form_of(x))
         out = self.down.product(inner)
-        return out if self.gate is None else torch.sigmoid(F.linear(x, self.gate)) * out
+        return total + out if self.gate is None else add_gated(total, out, x, self.gate)
 
 
 class FeedForwardBesideExperts:

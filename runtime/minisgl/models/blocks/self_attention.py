@@ -10,6 +10,7 @@ from minisgl.attention.interface import Attention
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.kernels.attention.rotation import Rotation, rotate
 from minisgl.kernels.pointwise.norm import rms_norm
+from minisgl.kernels.pointwise.output_gate import open_heads
 from minisgl.layers.linear import ColumnParallelLinear, stacked
 from minisgl.layers.rope_config import RopeConfig
 from minisgl.layers.rotary import Rotary
@@ -78,9 +79,7 @@ class SelfAttention:
         width = of.num_heads * of.head_dim
         self.out = new_output(config, parallel, parameters, layer, out, width, bias=of.output_bias)
         self._norms_in_kernel = (
-            of.query_key_norm == "head"
-            and not (of.norm_after_rotation or of.reuses_kv)
-            and config.decoder.norm.is_plain
+            of.query_key_norm == "head" and not (of.norm_after_rotation or of.reuses_kv)
         )
 
     def forward(
@@ -98,13 +97,13 @@ class SelfAttention:
         gate = None
         if self._config.output_gate:
             queries, gates = q.unflatten(1, (-1, 2)).unbind(2)
-            q, gate = queries.contiguous(), torch.sigmoid(gates.flatten(1))
+            q, gate = queries, gates
         if v is not None and self._config.value_norm:
             v = rms_norm(v, None, self._norm_kind.eps)
         q, k, rotation = self._prepared(q, k, angles)
         heads = attention.attend(self._layer, q, k, v, rotation, self._sinks)
         if gate is not None:
-            heads = heads * gate
+            heads = open_heads(heads, gate)
         if rows is not None:
             heads, residual = heads[rows], residual[rows]
         return self.out.forward(heads), residual
@@ -118,7 +117,7 @@ class SelfAttention:
         if of.query_growth is not None:
             q = q * angles.growth(of.query_growth).to(q.dtype)
         if self._norms_in_kernel:
-            return q, k, Rotation(cos_sin, self.q_norm, self.k_norm, kind.eps)
+            return q, k, Rotation(cos_sin, self.q_norm, self.k_norm, kind.eps, kind.unit_offset, kind.round_last)
         if self.q_norm is None:
             return q, k, Rotation(cos_sin)
         if k is None or self.k_norm is None:
