@@ -181,7 +181,7 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
         app.add_exception_handler(kind, on_error)
     routes = RoutePaths([route for route in app.router.routes if isinstance(route, Route)])
     return with_middleware(
-        _bypass_framework(app, "/metrics", metrics), routes, tokenizers.requests, config, on_loopback=on_loopback
+        _bypass_framework(app, "/metrics", metrics), routes, tokenizers.requests, config.access, on_loopback=on_loopback
     )
 
 

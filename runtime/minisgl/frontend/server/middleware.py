@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.config import Access
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
 from minisgl.frontend.server.client_connection import client_connection
@@ -36,11 +36,10 @@ OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/metrics", "/versi
 
 
 def with_middleware(
-    app: ASGIApp, routes: RoutePaths, requests: RequestTracker, config: FrontendConfig, *, on_loopback: bool
+    app: ASGIApp, routes: RoutePaths, requests: RequestTracker, access: Access, *, on_loopback: bool
 ) -> ASGIApp:
     """Wrap `app` in everything that is the same for all paths. `routes`: those of `app`. `on_loopback`: only this
     machine can connect. Raises KeyFileError and OriginListError."""
-    access = config.access
     app = AdmissionMiddleware(app, requests)
     if access.api_keys is not None:
         app = ApiKeyMiddleware(app, KeyFile(Path(access.api_keys)), OPEN_PATHS)
