@@ -1,0 +1,211 @@
+"""One request on its way to a frontend, and the response on its way back.
+
+The request is sent again where nothing of a response has arrived: to another frontend, or after a wait for one. Once a
+byte has arrived it is never sent again: the client may have read a part of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import Receive, Send
+
+from minisgl.frontend.errors import ApiError, ClientDisconnected
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.usage_report import RESPONSE_HEADER, Usage
+from minisgl.gateway.headers import passed_response_headers, request_head
+from minisgl.gateway.holding import Holding
+from minisgl.gateway.models import Address, Model
+from minisgl.gateway.upstream import Client, Exchange, UpstreamError
+from minisgl.gateway.usage import UsageFilter, read_usage
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOSSES: Final = 3
+"""Frontends that may be lost with a request before it ends in an error: it may be what they die of."""
+_EVENT_STREAM: Final = b"text/event-stream"
+_USAGE_HEADER: Final = RESPONSE_HEADER.encode()
+
+
+class Outgoing:
+    """A request as it is sent to a frontend."""
+
+    def __init__(
+        self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes = b""
+    ) -> None:
+        self._method = method
+        self._path = path
+        self._query = query
+        self._headers = headers
+        self.body = body
+
+    def parts(self, address: Address) -> tuple[bytes, ...]:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        target = f"{host}:{address.port}"
+        head = request_head(self._method, self._path, self._query, target, self._headers, len(self.body))
+        return (head, self.body) if self.body else (head,)
+
+
+class Forwarding:
+    """One request and its response."""
+
+    def __init__(
+        self,
+        client: Client,
+        holding: Holding,
+        record: RequestRecord,
+        model: Model,
+        turn: int,
+        outgoing: Outgoing,
+        own_headers: Callable[[], dict[str, str]],
+    ) -> None:
+        """`turn`: number of the address that is tried first. `own_headers` returns the gateway's headers of the
+        response, when its first byte is sent."""
+        self._client = client
+        self._holding = holding
+        self._record = record
+        self._model = model
+        self._turn = turn
+        self._outgoing = outgoing
+        self._own_headers = own_headers
+        self._losses = 0
+        """Connections that ended after the request was sent, before a byte of the response."""
+        self._filter: UsageFilter | None = None
+        self._early_usage = Usage()
+        self._pieces = 0
+        """Pieces of a stream that the client got."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens that the request used so far. Of a stream that broke off, the frontend reported those of the prompt
+        alone; each piece had a token at least."""
+        if self._filter is None:
+            return self._early_usage
+        return self._filter.usage or Usage(self._early_usage.prompt_tokens, self._pieces)
+
+    async def answer(self, send: Send, *, holds_until: float | None, until: float) -> None:
+        """Send the request and pass on the response. `holds_until`: time up to which the request may wait for a
+        frontend; None: not at all. `until`: time of its end in any case. Raises ApiError."""
+        try:
+            async with asyncio.timeout_at(until):
+                exchange = await self._sent(holds_until)
+                try:
+                    await self._pass_on(exchange, send)
+                finally:
+                    exchange.close()
+        except TimeoutError:
+            raise ApiError(408, "deadline_exceeded", "the response was not complete in time") from None
+
+    async def _sent(self, holds_until: float | None) -> Exchange:
+        """Return the exchange whose response has begun. Raises ApiError."""
+        if self._model.state == "idle" and holds_until is not None:
+            await self._hold(holds_until)
+        while True:
+            reason = ""
+            addresses = self._model.addresses
+            turn = self._turn % len(addresses)
+            for address in (*addresses[turn:], *addresses[:turn]):
+                try:
+                    return await self._begun(address)
+                except UpstreamError as error:
+                    reason = str(error)
+                except _Lost as lost:
+                    reason = str(lost)
+            if holds_until is None:
+                message = f"no frontend of model {str(self._model.key)!r} can be reached ({reason}); retry"
+                raise ApiError.from_code("engine_unavailable", message)
+            logger.info("request %s waits for a frontend: %s", self._record.request_id, reason)
+            await self._hold(holds_until)
+
+    async def _begun(self, address: Address) -> Exchange:
+        """Send the request, and wait for the headers of the response. Raises UpstreamError if no frontend got it, _Lost
+        if one may have, and ApiError if a response had begun or too many frontends were lost."""
+        while True:
+            exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
+            try:
+                await exchange.head()
+            except UpstreamError as error:
+                exchange.close()
+                if exchange.has_begun:
+                    raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
+                self._losses += 1
+                if self._losses >= _MAX_LOSSES:
+                    message = f"{self._losses} frontends were lost with the request, the last one because {error}"
+                    raise ApiError(502, "frontend_lost", message) from None
+                if not exchange.was_reused:
+                    raise _Lost(str(error)) from None
+                # The server may have closed a connection that had rested: a new one shows whether it is there.
+            except BaseException:
+                exchange.close()
+                raise
+            else:
+                return exchange
+
+    async def _hold(self, until: float) -> None:
+        self._record.is_held = True
+        try:
+            await self._holding.wait(self._model.key, len(self._outgoing.body), self._record.tenant, until)
+        finally:
+            self._record.is_held = False
+        self._model = self._holding.current(self._model)
+
+    async def _pass_on(self, exchange: Exchange, send: Send) -> None:
+        received = dict(exchange.headers)
+        self._early_usage = read_usage(received.get(_USAGE_HEADER, b"")) or Usage()
+        headers = passed_response_headers(exchange.headers)
+        if received.get(b"content-type", b"").startswith(_EVENT_STREAM):
+            self._filter = UsageFilter()
+            headers = [(name, value) for name, value in headers if name != b"content-length"]
+        headers += [(name.encode(), value.encode()) for name, value in self._own_headers().items()]
+        await send({"type": "http.response.start", "status": exchange.status, "headers": headers})
+        client = self._record.client
+        # Without a filter the body has a length, or is short.
+        direct = None if client is None or self._filter is None else lambda piece: client.write(self._rendered, piece)
+        try:
+            async for piece in exchange.pieces(direct):
+                if passed := self._rendered(piece):
+                    await send({"type": "http.response.body", "body": passed, "more_body": True})
+        except UpstreamError as error:
+            logger.warning("request %s: a frontend was lost while it answered: %s", self._record.request_id, error)
+            self._record.error_code, self._record.error_status = "frontend_lost", 502
+            # To return without the last part makes the server drop the connection.
+            return
+        rest = b"" if self._filter is None else self._filter.rest()
+        await send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    def _rendered(self, piece: bytes) -> bytes:
+        self._pieces += 1
+        return piece if self._filter is None else self._filter.feed(piece)
+
+
+class _Lost(Exception):
+    """A connection ended after the request was sent, before a byte of the response."""
+
+
+class UntilDisconnect:
+    """Context that ends in ClientDisconnected when the client closes its connection: ASGI reports that only to a task
+    that receives."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._has_left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._watcher.cancel()
+        if self._has_left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientDisconnected
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+        self._has_left = True
+        self._task.cancel()
