@@ -62,7 +62,7 @@ class GatewayMetricsPage:
 
     async def __call__(self, _: Request) -> Response:
         page, metrics, totals = Page('component="gateway"'), self._metrics, self._totals
-        states = Counter(model.state for model in self._table)
+        states = Counter(str(model.state) for model in self._table)
         page.labelled("minisgl:gateway_models", "gauge", "Models by state.", "state", states)
         page.gauge("minisgl:gateway_held", "Requests that wait for a frontend.", self._held())
         page.gauge("minisgl:gateway_inflight", "HTTP requests in progress.", self._in_flight())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import math
@@ -114,6 +113,8 @@ class GatewayServer:
         gc.freeze()
         tasks = [asyncio.create_task(source.run()) for source in sources]
         tasks.append(asyncio.create_task(watch(requests, _PING_SECONDS)))
+        for task in tasks:
+            task.add_done_callback(self._on_task_end)
         side = asyncio.create_task(control.run_on_port())
         try:
             await api.run_on_port(on_ready)
@@ -122,10 +123,12 @@ class GatewayServer:
             await side
             for task in tasks:
                 task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*tasks)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
             client.close()
             self._loop = None
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
 
     def _sources(self, client: Client, directory: Directory) -> tuple[list[Source], Keys | None]:
         """Return the sources of models and keys, and the latter again."""
@@ -150,6 +153,11 @@ class GatewayServer:
         if isinstance(keys, SecretKeys) and not keys.is_listed:
             return "the Secrets with keys have not been listed yet"
         return directory.problem
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Stop when a task has failed, which is a fault of the gateway: it must not serve an old table for ever."""
+        if not task.cancelled() and not self._stopping:
+            self._on_signal()
 
     def _on_signal(self) -> None:
         if self._stopping:

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Final, cast
 
 import httptools
 
@@ -183,8 +183,8 @@ class _Connection(asyncio.Protocol):
     # Of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Those of uvloop are none by inheritance.
+        self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
