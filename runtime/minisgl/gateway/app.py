@@ -139,7 +139,12 @@ class Gateway:
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request for a frontend."""
         record, account = record_of(scope), _account(scope)
-        own = {"x-request-id": record.request_id, TENANT_HEADER: record.tenant, REQUEST_HEADER: "1"}
+        own = {
+            "x-request-id": record.request_id,
+            "x-forwarded-for": record.address,
+            TENANT_HEADER: record.tenant,
+            REQUEST_HEADER: "1",
+        }
         if account is not None:
             own[PRIORITY_HEADER] = str(account.tenant.priority)
         passed = passed_request_headers(scope["headers"], with_keys=not self.tenancy.needs_keys)

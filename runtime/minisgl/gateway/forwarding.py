@@ -74,7 +74,7 @@ class Forwarding:
         self._losses = 0
         """Connections that ended after the request was sent, before a byte of the response."""
         self._filter: UsageFilter | None = None
-        self._early_usage = Usage()
+        self._early_usage = Usage(0, 0)
         self._pieces = 0
         """Pieces of a stream that the client got."""
 
@@ -154,7 +154,7 @@ class Forwarding:
 
     async def _pass_on(self, exchange: Exchange, send: Send) -> None:
         received = dict(exchange.headers)
-        self._early_usage = read_usage(received.get(_USAGE_HEADER, b"")) or Usage()
+        self._early_usage = read_usage(received.get(_USAGE_HEADER, b"")) or Usage(0, 0)
         headers = passed_response_headers(exchange.headers)
         if received.get(b"content-type", b"").startswith(_EVENT_STREAM):
             self._filter = UsageFilter()
@@ -164,17 +164,22 @@ class Forwarding:
         client = self._record.client
         # Without a filter the body has a length, or is short.
         direct = None if client is None or self._filter is None else lambda piece: client.write(self._rendered, piece)
+        last = b""
         try:
             async for piece in exchange.pieces(direct):
-                if passed := self._rendered(piece):
+                passed = self._rendered(piece)
+                if exchange.is_read:
+                    last = passed
+                elif passed:
                     await send({"type": "http.response.body", "body": passed, "more_body": True})
         except UpstreamError as error:
             logger.warning("request %s: a frontend was lost while it answered: %s", self._record.request_id, error)
             self._record.error_code, self._record.error_status = "frontend_lost", 502
             # To return without the last part makes the server drop the connection.
             return
-        rest = b"" if self._filter is None else self._filter.rest()
-        await send({"type": "http.response.body", "body": rest, "more_body": False})
+        if self._filter is not None:
+            last += self._filter.rest()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _rendered(self, piece: bytes) -> bytes:
         self._pieces += 1

@@ -26,7 +26,20 @@ _HOP_BY_HOP: Final = frozenset(
 _OWN_PREFIX: Final = b"x-minisgl-"
 """Headers between gateways and frontends. A client that sends one would speak as the gateway."""
 
-_NOT_REQUESTED: Final = frozenset({b"host", b"content-length", b"expect", b"origin", b"cookie", b"x-request-id"})
+_NOT_REQUESTED: Final = frozenset(
+    {
+        b"host",
+        b"content-length",
+        b"cookie",
+        b"expect",
+        b"forwarded",
+        b"origin",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-request-id",
+    }
+)
 """Of requests: set anew, or judged here."""
 
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})

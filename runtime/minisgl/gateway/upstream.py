@@ -54,6 +54,11 @@ class Exchange:
         self._direct: Callable[[bytes], bool] | None = None
         """Takes pieces in the reader's place. Set only while it waits and has read everything."""
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the response is complete, and the reader has all of it."""
+        return self._ended and not self._pieces
+
     async def head(self) -> None:
         """Wait for status and headers. Raises UpstreamError."""
         await asyncio.shield(self._head)

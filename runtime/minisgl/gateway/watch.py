@@ -126,7 +126,7 @@ class Watch(Generic[T]):
         while True:
             query = {**self._selector, "limit": str(_PAGE)} | ({"continue": more} if more else {})
             status, body = await self._client.get(
-                self._access.address, self._url(query), self._headers(), _LIST_SECONDS
+                self._access.address, self._url(query), self._access.headers(), _LIST_SECONDS
             )
             if status != 200:
                 raise _refused(status, body)

@@ -57,7 +57,7 @@ async def test_a_stream_passes_byte_for_byte() -> None:
 async def test_the_report_of_used_tokens_is_asked_for_and_taken_out() -> None:
     async def stream(request: Received) -> None:
         assert request.headers["x-minisgl-report-usage"]
-        await request.begin_stream('x-minisgl-usage: {"prompt_tokens":3}\r\n')
+        await request.begin_stream('x-minisgl-usage: {"prompt_tokens":3,"completion_tokens":0}\r\n')
         await request.piece(b"data: 1\n\n")
         await request.piece(b': minisgl-usage {"prompt_tokens":3,"completion_tokens":9}\n\ndata: [DONE]\n\n')
         await request.end_stream()

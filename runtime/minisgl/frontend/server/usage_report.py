@@ -26,8 +26,8 @@ COMMENT: Final = b": minisgl-usage "
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request. A prompt counts once, for any number of choices."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int
+    completion_tokens: int
 
     @property
     def total(self) -> int:
