@@ -124,7 +124,7 @@ class Gateway:
             lambda: {} if account is None else account.headers(clock()),
         )
         try:
-            async with UntilDisconnect(receive):
+            async with UntilDisconnect(receive, record):
                 await forwarding.answer(
                     send,
                     holds_until=record.started_at + limits.queue_seconds if holds else None,

@@ -66,10 +66,10 @@ def passed_request_headers(headers: Headers, *, with_keys: bool) -> list[tuple[b
     return [(name, value) for name, value in headers if name not in dropped and not name.startswith(_OWN_PREFIX)]
 
 
-def passed_response_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a frontend's response for the client."""
+def passed_response_headers(headers: Headers, *, with_length: bool) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a frontend's response for the client. `with_length`: its body stays as it is."""
     headers = list(headers)
-    dropped = _HOP_BY_HOP | _NOT_ANSWERED | _named(headers)
+    dropped = _HOP_BY_HOP | _NOT_ANSWERED | _named(headers) | (frozenset() if with_length else {b"content-length"})
     return [(name, value) for name, value in headers if name not in dropped]
 
 

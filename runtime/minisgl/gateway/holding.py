@@ -71,6 +71,7 @@ class Holding:
         demand = self._demand[key]
         demand.running -= 1
         demand.last_end = asyncio.get_running_loop().time()
+        self._forget_deleted(key, demand)
 
     async def wait(self, key: Key, size: int, tenant: str, deadline: float) -> None:
         """Hold a tenant's request, which has begun, with a body of `size` bytes until a frontend of the model answers.
@@ -109,8 +110,7 @@ class Holding:
         """The table's entry of a model has changed: its frontends are tried at once."""
         if (demand := self._demand.get(key)) is not None:
             demand.changed.set()
-            if self._find(key) is None and not demand.running:
-                del self._demand[key]
+            self._forget_deleted(key, demand)
 
     def status(self) -> GatewayStatus:
         now = asyncio.get_running_loop().time()
@@ -139,6 +139,10 @@ class Holding:
         for demand in self._demand.values():
             _settle(demand, error)
         self._notify()
+
+    def _forget_deleted(self, key: Key, demand: _Demand) -> None:
+        if not demand.running and self._find(key) is None:
+            del self._demand[key]
 
     def _notify(self) -> None:
         for arrival in self._arrivals:

@@ -313,7 +313,7 @@ class Client:
         except TimeoutError:
             raise UpstreamError(f"no connection within {self._connect_seconds:g} s") from None
         except OSError as error:
-            raise UpstreamError(describe(error)) from error
+            raise UpstreamError(error.strerror or describe(error)) from error
         self._open.add(connection)
         return connection
 

@@ -97,24 +97,28 @@ class Watch(Generic[T]):
         self._selector = {"labelSelector": selector} if selector else {}
         self._version = ""
         """Version of the last object that was seen; empty: everything must be listed."""
+        self._has_begun = False
+        """The last attempt has begun to watch."""
 
     async def run(self) -> None:
         """Run until cancelled. After an error that may pass it goes on where it was, after a growing pause."""
         pause, reported = _FIRST_PAUSE, ""
         while True:
+            self._has_begun = False
+            problem = ""
             try:
                 if not self._version:
                     await self._list()
-                pause, reported = _FIRST_PAUSE, ""
                 await self._follow()
-                continue
             except WatchError as error:
                 problem = f"{error} ({_REMEDIES.get(error.status, f'status {error.status}')})"
                 # Whatever is wrong with the version, a new list repairs it.
                 self._version = ""
             except (UpstreamError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 problem = describe(error)
-            if problem != reported:
+            if self._has_begun:
+                pause, reported = _FIRST_PAUSE, ""
+            if problem and problem != reported and not self._has_begun:
                 reported = problem
                 logger.warning("GET %s fails: %s; trying again", self._path, problem)
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
@@ -152,6 +156,7 @@ class Watch(Generic[T]):
         ):
             if exchange.status != 200:
                 raise _refused(exchange.status, b"".join([piece async for piece in exchange.pieces()]))
+            self._has_begun = True
             async for line in _lines(exchange):
                 self._take(line)
 

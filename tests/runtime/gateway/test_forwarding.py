@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from minisgl.gateway import forwarding
 from minisgl.gateway.config import GatewayLimits
 from support.gateway.running import RunningGateway, gateway_of, parsed, until
 from support.gateway.stub_frontend import Received, stub_frontend
@@ -15,6 +16,8 @@ POST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 13\r\n\r\n"
     b'{"model":"a"}'
 )
+
+STREAM = POST.replace(b"13", b"29").replace(b'"a"', b'"a", "stream": true')
 
 
 def chat(model: str = "a", **fields: object) -> dict[str, object]:
@@ -185,3 +188,65 @@ async def test_a_client_that_reads_slowly_gets_everything() -> None:
             await asyncio.sleep(0.001)
         assert parsed(raw).body == b"".join(pieces)
         writer.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that wait get their headers at once."""
+    monkeypatch.setattr(forwarding, "_HEADER_SECONDS", 0.0)
+    monkeypatch.setattr(forwarding, "_PING_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stream_that_waits_gets_headers_and_comments() -> None:
+    async def stream(request: Received) -> None:
+        await request.begin_stream()
+        await request.piece(b"data: 1\n\n")
+        await request.end_stream()
+
+    async with stub_frontend("a", handler=stream) as stub, gateway_of(stub) as gateway:
+        await stub.stop()
+        reader, writer = await gateway.connect()
+        writer.write(STREAM)
+        assert b"text/event-stream" in await reader.readuntil(b"\r\n\r\n")
+        for _ in range(3):
+            await reader.readuntil(b":")
+        assert (await gateway.demand("a"))["held"] == 1, "it keeps its place"
+        await stub.start()
+        assert (await reader.read()).endswith(b"9\r\ndata: 1\n\n\r\n0\r\n\r\n")
+        writer.close()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [(CHAT, b'data: {"error":'), ("/v1/messages", b"event: error\n"), ("/v1/responses", b"event: error\n")],
+)
+async def test_an_error_after_the_headers_of_a_stream_is_an_event(path: str, event: bytes) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        stub.handler = lambda request: request.answer(400, {"error": {"message": "no", "code": "invalid_value"}})
+        await stub.stop()
+        reader, writer = await gateway.connect()
+        writer.write(
+            POST.replace(CHAT.encode(), path.encode()).replace(b"13", b"29").replace(b'"a"', b'"a", "stream": true')
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        await stub.start()
+        rest = await reader.read()
+        assert event in rest
+        assert b"invalid_value" in rest
+        assert not rest.endswith(b"0\r\n\r\n"), "the stream is not complete"
+        writer.close()
+
+
+async def test_a_response_that_takes_too_long_breaks_off() -> None:
+    async def stream(request: Received) -> None:
+        await request.begin_stream()
+        await request.piece(b"data: 1\n\n")
+        await request.client_left()
+
+    limits = GatewayLimits(request_seconds=0.3)
+    async with stub_frontend("a", handler=stream) as stub, gateway_of(stub, limits=limits) as gateway:
+        assert (await gateway.raw(POST)).endswith(b"9\r\ndata: 1\n\n\r\n")
+        stub.handler = lambda request: request.client_left()
+        assert parsed(await gateway.raw(POST)).code == "deadline_exceeded"
