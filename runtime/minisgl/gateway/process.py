@@ -20,13 +20,14 @@ from minisgl.frontend.server.http_server import HttpServer
 from minisgl.frontend.server.listeners import bind_address, bind_same_host
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.watchdog import watch
-from minisgl.gateway.app import Gateway, create_gateway
+from minisgl.gateway.app import create_gateway
 from minisgl.gateway.backends import Backends, parse_backend
 from minisgl.gateway.cluster import ClusterModels, SecretKeys
 from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.config import LEAVE_SECONDS, GatewayOptions
 from minisgl.gateway.control import create_control
 from minisgl.gateway.directory import Directory, Source
+from minisgl.gateway.handler import Gateway
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.key_file import FileKeys
 from minisgl.gateway.tenancy import Keys, Tenancy

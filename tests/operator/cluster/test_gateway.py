@@ -6,19 +6,18 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.config import GatewayOptions
-from minisgl.gateway.models import Address
 from minisgl.gateway.process import GatewayServer
 from minisgl_operator.api.crd import NAME, crd
-from minisgl_operator.api.types import API_VERSION, GROUP, KIND, PLURAL
+from minisgl_operator.api.types import API_VERSION, KIND, PLURAL
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.validation_cases import smallest
+from support.gateway.cluster_account import service_account
 from support.gateway.running import RunningGateway, running, until
 
 HOME = "gateway-home"
@@ -29,39 +28,14 @@ SECONDS = 1.0
 
 @pytest.fixture(scope="module")
 def access(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterAccess]:
-    """Of a service account that may do what the chart allows a gateway."""
     if NAME not in control_plane.definitions:
         control_plane.apply(crd())
         control_plane.wait_for_definition(NAME)
         control_plane.definitions.add(NAME)
-    for namespace in (HOME, TEAM):
-        control_plane.kubectl("create", "namespace", namespace)
-    watching = ["list", "watch"]
-    models = {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": watching}
-    secrets = {"apiGroups": [""], "resources": ["secrets"], "verbs": watching}
-    group = "rbac.authorization.k8s.io"
-    subjects = [{"kind": "ServiceAccount", "name": "gateway", "namespace": HOME}]
-    meta, home = {"name": "test-gateway"}, {"name": "test-gateway", "namespace": HOME}
-    rbac = f"{group}/v1"
-    control_plane.kubectl("create", "serviceaccount", "gateway", "-n", HOME)
-    control_plane.apply(
-        {"apiVersion": rbac, "kind": "ClusterRole", "metadata": meta, "rules": [models]},
-        {"apiVersion": rbac, "kind": "Role", "metadata": home, "rules": [secrets]},
-        _binding(rbac, "ClusterRole", meta, subjects),
-        _binding(rbac, "Role", home, subjects),
-    )
-    token = control_plane.kubectl("create", "token", "gateway", "-n", HOME).stdout.strip()
-    file = tmp_path_factory.mktemp("account") / "token"
-    file.write_text(token)
-    host, port = control_plane.url.removeprefix("https://").split(":")
-    yield ClusterAccess(Address(host, int(port)), Path(control_plane.plane.pki / "ca.crt"), file, HOME)
-    control_plane.kubectl("delete", "clusterrole,clusterrolebinding", "test-gateway")
-    control_plane.kubectl("delete", "namespace", HOME, TEAM, "--wait=false")
-
-
-def _binding(api: str, kind: str, metadata: dict[str, str], subjects: list[dict[str, str]]) -> dict[str, Any]:
-    role = {"apiGroup": api.partition("/")[0], "kind": kind, "name": metadata["name"]}
-    return {"apiVersion": api, "kind": f"{kind}Binding", "metadata": metadata, "roleRef": role, "subjects": subjects}
+    control_plane.kubectl("create", "namespace", TEAM)
+    with service_account(control_plane, HOME, tmp_path_factory.mktemp("account")) as found:
+        yield found
+    control_plane.kubectl("delete", "namespace", TEAM, "--wait=false")
 
 
 def model(name: str, *served: str) -> dict[str, Any]:

@@ -66,6 +66,9 @@ async def test_used_tokens_count_and_requests_are_limited(keys: Path) -> None:
         assert "100 tokens per minute" in third.json["error"]["message"]
         assert int(third.headers["retry-after"]) > 0
         assert len(stub.received) == 2
+        idle = (await gateway.demand("a"))["idle_seconds"]
+        await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        assert (await gateway.demand("a"))["idle_seconds"] >= idle, "a refused request does not use the model"
         page = (await gateway.get("/metrics")).body.decode()
         assert 'minisgl:gateway_requests_total{component="gateway",tenant="search",model="a"} 2' in page
         assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 80' in page
