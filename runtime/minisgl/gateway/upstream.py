@@ -26,8 +26,13 @@ _AGE_SECONDS: Final = 300.0
 """Age from which a connection is not used again, so that new pods behind a Service get their share."""
 _MAX_HEADERS: Final = 128 << 10
 """Most bytes of a response's headers."""
-# A server whose machine has gone is noticed within about a minute.
-_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+# A server whose machine has gone is noticed within a minute, also where it has yet to take what was sent.
+_KEEPALIVE: Final = (
+    (socket.TCP_KEEPIDLE, 30),
+    (socket.TCP_KEEPINTVL, 10),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 60_000),
+)
 
 
 class UpstreamError(Exception):

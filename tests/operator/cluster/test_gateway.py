@@ -69,7 +69,8 @@ async def test_models_are_listed_within_a_second_of_each_change(
     control_plane: LocalControlPlane, access: ClusterAccess
 ) -> None:
     await kubectl(control_plane, "apply", "-f", "-", stdin=json.dumps(model("first", "one")))
-    server = GatewayServer(GatewayOptions(port=0, control_port=0, namespaces=(TEAM,)), access)
+    options = GatewayOptions(host="0.0.0.0", port=0, control_port=0, namespaces=(TEAM,))
+    server = GatewayServer(options, access)
     async with running(server) as gateway:
         assert (await entries(gateway))["one"]["qualified_name"] == f"{TEAM}/first"
         await kubectl(control_plane, "apply", "-f", "-", stdin=json.dumps(model("second", "two", "zwei")))
@@ -85,8 +86,31 @@ async def test_models_are_listed_within_a_second_of_each_change(
         status = ("patch", f"{PLURAL}/second", "-n", TEAM, "--subresource=status", "--type=merge", "-p", patch)
         await kubectl(control_plane, *status)
         assert await seconds_until(gateway, "two", "idle") < SECONDS
+        await _holds_a_request(gateway)
         await kubectl(control_plane, "delete", f"{PLURAL}/second", "-n", TEAM)
         assert await seconds_until(gateway, "two", None) < SECONDS
+
+
+async def _holds_a_request(gateway: RunningGateway) -> None:
+    """Show that a request of the idle model is reported to the operator, by each of the ways to name the model."""
+    chat, key = "/v1/chat/completions", f"{TEAM}/second"
+    for path, body, headers in (
+        (chat, {"model": "zwei"}, ""),
+        (f"/{key}{chat}", {}, ""),
+        (chat, {"model": key}, ""),
+        (chat, {"model": "two"}, f"host: second.{TEAM}.svc.example.org\r\n"),
+    ):
+        waiting = asyncio.create_task(gateway.post(path, body, headers))
+
+        async def is_held() -> bool:
+            return ((await gateway.demand(key)) or {}).get("held") == 1
+
+        async def has_left() -> bool:
+            return bool((await gateway.demand(key))["idle_seconds"])
+
+        await until(is_held)
+        waiting.cancel()
+        await until(has_left)
 
 
 async def test_keys_of_secrets_are_accepted_without_a_restart(

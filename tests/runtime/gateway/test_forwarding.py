@@ -250,3 +250,23 @@ async def test_a_response_that_takes_too_long_breaks_off() -> None:
         assert (await gateway.raw(POST)).endswith(b"9\r\ndata: 1\n\n\r\n")
         stub.handler = lambda request: request.client_left()
         assert parsed(await gateway.raw(POST)).code == "deadline_exceeded"
+
+
+async def test_requests_that_wait_end_when_the_gateway_stops() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        await stub.stop()
+        waiting = asyncio.create_task(gateway.post(CHAT, chat()))
+
+        async def is_held() -> bool:
+            return ((await gateway.demand("a")) or {}).get("held") == 1
+
+        await until(is_held)
+        gateway.server.stop()
+        answer = await waiting
+        assert (answer.status, answer.code) == (503, "shutting_down")
+
+
+async def test_the_path_that_names_a_model_ends_at_the_gateway() -> None:
+    async with stub_frontend("x/a") as stub, gateway_of(stub) as gateway:
+        assert (await gateway.post(f"/x/b{CHAT}", chat())).code == "model_not_found"
+        assert not stub.received
