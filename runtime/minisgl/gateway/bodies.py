@@ -29,6 +29,12 @@ _fields_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def requested_model(body: bytes) -> str | None:
     """Return the field `model` of a body. Raises ApiError when it is not a JSON object, or the field is no text."""
+    if not body.isascii():
+        # The decoder skips the texts of other fields unseen.
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise ApiError(400, "invalid_json", f"the body is not valid JSON: {error}") from None
     return decode(_decoder, body).model
 
 

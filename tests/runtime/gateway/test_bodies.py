@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minisgl.frontend.errors import ApiError
@@ -40,6 +40,7 @@ def test_numbers_are_passed_on_digit_by_digit() -> None:
     assert b"123456789012345678901234567890" in changed
 
 
+@example(b'{"model": "a", "x": "\xff"}')
 @given(st.binary(max_size=60) | _VALUES.map(lambda value: json.dumps(value).encode()))
 def test_every_other_body_is_an_error_of_its_client(body: bytes) -> None:
     try:
