@@ -136,8 +136,6 @@ class Forwarding:
                     return await self._begun(address)
                 except UpstreamError as error:
                     reason = str(error)
-                except _Lost as lost:
-                    reason = str(lost)
             if holds_until is None:
                 message = f"no frontend of model {str(self._model.key)!r} can be reached ({reason}); retry"
                 raise ApiError.from_code("engine_unavailable", message)
@@ -145,8 +143,8 @@ class Forwarding:
             await self._hold(opening, holds_until)
 
     async def _begun(self, address: Address) -> Exchange:
-        """Send the request, and wait for the headers of the response. Raises UpstreamError if no frontend got it, _Lost
-        if one may have, and ApiError if a response had begun or too many frontends were lost."""
+        """Send the request, and wait for the headers of the response. Raises UpstreamError if it may be sent again, and
+        ApiError if a response had begun or too many frontends were lost."""
         while True:
             exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
             try:
@@ -160,7 +158,7 @@ class Forwarding:
                     message = f"{self._losses} frontends were lost with the request, the last one because {error}"
                     raise ApiError(502, "frontend_lost", message) from None
                 if not exchange.was_reused:
-                    raise _Lost(str(error)) from None
+                    raise
                 # The server may have closed a connection that had rested: a new one shows whether it is there.
             except BaseException:
                 exchange.close()
@@ -220,10 +218,6 @@ async def _read(exchange: Exchange, direct: Callable[[bytes], bool] | None = Non
             yield piece
     except UpstreamError as error:
         raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
-
-
-class _Lost(Exception):
-    """A connection ended after the request was sent, before a byte of the response."""
 
 
 class UntilDisconnect:

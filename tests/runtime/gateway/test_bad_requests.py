@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,6 @@ from support.gateway.stub_frontend import stub_frontend
 
 CHAT = "/v1/chat/completions"
 KEYS = "tenants:\n- {name: t, keys: [sk-1], models: [a]}\n"
-AUTHORIZED = "authorization: Bearer sk-1\r\n"
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,10 @@ async def test_an_unknown_model_is_an_error_of_the_api_that_was_asked(path: str,
         assert not stub.received
 
 
-async def test_nothing_invalid_wakes_a_model(tmp_path: pytest.TempPathFactory) -> None:
+async def test_nothing_invalid_wakes_a_model(tmp_path: Path) -> None:
     """10,000 requests with names, keys and bodies that are not valid, over a few connections."""
-    (keys := tmp_path / "keys.yaml").write_text(KEYS)  # type: ignore[operator]
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(KEYS)
     rng = random.Random(7)
     async with stub_frontend("a", "b") as stub, gateway_of(stub, keys=str(keys)) as gateway:
         await stub.stop()
