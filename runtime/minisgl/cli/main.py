@@ -22,6 +22,7 @@ from minisgl.cli import (
     completion,
     engine,
     frontend,
+    gateway,
     kernels_build,
     models_agent,
     models_check,
@@ -49,6 +50,7 @@ _SERVE: Final = _Needs("serve")
 _ENGINE: Final = _Needs("engine")
 _FRONTEND: Final = _Needs("frontend")
 _DOWNLOAD: Final = _Needs("frontend", ("huggingface_hub",))
+_GATEWAY: Final = _Needs("frontend", ("fastapi", "httptools", "uvicorn", "uvloop"))
 _CLIENT: Final = _Needs("frontend", ("uvloop",))
 
 _Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -89,6 +91,7 @@ def build_parser() -> Parser:
         "serve the OpenAI endpoint of a cluster's engines, which are found by DNS",
         _FRONTEND,
     )
+    _add(commands, "gateway", gateway, "serve the models of a cluster or of several servers at one URL", _GATEWAY)
     _add(commands, "chat", chat, "chat with an endpoint or a model in the terminal")
     models = _group(commands, "models", "create, download and check checkpoints")
     _add(models, "tiny", models_tiny, "write a small random checkpoint with all files of a real one", _ENGINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -41,8 +42,9 @@ from minisgl.frontend.pooling.requests import (
 from minisgl.frontend.responses.other_routes import InputTokens, compact_response, stored_response
 from minisgl.frontend.responses.requests import parse_responses
 from minisgl.frontend.responses.responses import early_error as responses_error
+from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
 from minisgl.frontend.server.metrics_page import MetricsPage
-from minisgl.frontend.server.middleware import with_middleware
+from minisgl.frontend.server.middleware import OPEN_PATHS, with_middleware
 from minisgl.frontend.server.request_record import RoutePaths
 from minisgl.frontend.server.responses import json_response, on_error
 from minisgl.frontend.server.web_pages import WEB_PAGES, web_page
@@ -181,8 +183,22 @@ def create_app(tokenizers: TokenizerPool, config: FrontendConfig, *, on_loopback
         app.add_exception_handler(kind, on_error)
     routes = RoutePaths([route for route in app.router.routes if isinstance(route, Route)])
     return with_middleware(
-        _bypass_framework(app, "/metrics", metrics), routes, tokenizers.requests, config, on_loopback=on_loopback
+        _bypass_framework(app, "/metrics", metrics),
+        routes,
+        tokenizers.requests,
+        config.access,
+        _key_check(config.access.api_keys),
+        on_loopback=on_loopback,
+        trusts_gateway=config.access.trust_gateway,
     )
+
+
+def _key_check(file: str | None) -> Callable[[ASGIApp], ASGIApp] | None:
+    """Return the middleware that requires a key of this file. Raises KeyFileError."""
+    if file is None:
+        return None
+    keys = KeyFile(Path(file))
+    return lambda app: ApiKeyMiddleware(app, keys, OPEN_PATHS)
 
 
 def _bypass_framework(app: ASGIApp, path: str, page: ASGIApp) -> ASGIApp:

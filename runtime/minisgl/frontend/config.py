@@ -60,17 +60,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Most text that may wait for such a client."""
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Access to the API and to the admin API."""
+class WebAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """Access to the API by web pages."""
 
-    api_keys: Annotated[
-        str | None,
-        option(
-            "file with one API key per line, optionally followed by a name",
-            default="no keys, every client may use the API",
-            metavar="FILE",
-        ),
-    ] = None
     cors_origins: Annotated[
         tuple[str, ...],
         option(
@@ -95,6 +87,26 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             metavar="LIST",
         ),
     ] = ()
+
+
+class Access(WebAccess, frozen=True, kw_only=True):
+    """Access to the API and to the admin API."""
+
+    api_keys: Annotated[
+        str | None,
+        option(
+            "file with one API key per line, optionally followed by a name",
+            default="no keys, every client may use the API",
+            metavar="FILE",
+        ),
+    ] = None
+    trust_gateway: Annotated[
+        bool,
+        option(
+            "believe what a gateway says about the tenant and priority of a request; set it only where clients cannot "
+            "connect to this server themselves"
+        ),
+    ] = False
     admin_port: Annotated[
         Port | None, option("TCP port of the admin API: /abort, /flush_cache, /state", default="no admin API")
     ] = None

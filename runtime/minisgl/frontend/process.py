@@ -72,7 +72,9 @@ class FrontendServer:
             if config.access.admin_keys is None:
                 raise ServerError("admin_keys_missing", "the admin API needs keys; give a file with --admin-keys")
             app = create_admin(self._tokenizers, Path(config.access.admin_keys), config.access, on_loopback=on_loopback)
-            self._admin = HttpServer(app, bind_same_host(listener, config.access.admin_port), _ABORT_SECONDS)
+            self._admin = HttpServer(
+                app, bind_same_host(listener, config.access.admin_port, "--admin-port"), _ABORT_SECONDS
+            )
         self._control: HttpServer | None = None
         if config.control_port is not None:
             app = create_control(self._tokenizers, self._start_draining, PeerSecret(config.peer_secret))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from minisgl.gateway.config import GatewayOptions
+from minisgl.gateway.process import GatewayServer
 from minisgl_operator.shell.controller import Controller
 from support.cluster.control_plane import LocalControlPlane, control_plane_or_skip
 from support.cluster.operated_cluster import OperatedCluster, RunningOperator, pvc_model
+from support.gateway.cluster_account import service_account
+from support.gateway.running import running, until
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +122,29 @@ def test_a_permanently_broken_watch_ends_the_process_with_an_error(
             return cluster.ready("found")
 
         cluster.until(served, "Ready", 240)
+
+
+async def test_a_gateway_keeps_its_models_in_an_outage_of_the_api_server_and_follows_changes_after_it(
+    own_plane: LocalControlPlane, tmp_path: Path
+) -> None:
+    with (
+        OperatedCluster(own_plane) as cluster,
+        service_account(own_plane, "outage-gateway", tmp_path) as access,
+    ):
+        cluster.apply(pvc_model("before"))
+        async with running(GatewayServer(GatewayOptions(port=0, control_port=0), access)) as gateway:
+
+            async def names() -> set[str]:
+                return {entry["id"] for entry in (await gateway.get("/v1/models")).json["data"]}
+
+            assert await names() == {"before"}
+            await asyncio.to_thread(own_plane.stop, "kube-apiserver")
+            assert await names() == {"before"}
+            own_plane.start("kube-apiserver")
+            await asyncio.to_thread(own_plane.wait_until_ready)
+            await asyncio.to_thread(cluster.apply, pvc_model("after"))
+
+            async def follows() -> bool:
+                return await names() == {"before", "after"}
+
+            await until(follows)

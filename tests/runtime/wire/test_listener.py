@@ -25,7 +25,7 @@ def listening(listener: socket.socket) -> socket.socket:
 
 LISTENERS: dict[str, Callable[[], socket.socket]] = {
     "frontend": lambda: listening(bind(ALL_ADDRESSES, 0)),
-    "admin": lambda: listening(bind_same_host(bind(ALL_ADDRESSES, 0), 0)),
+    "admin": lambda: listening(bind_same_host(bind(ALL_ADDRESSES, 0), 0, "--admin-port")),
     "frontend's control port": lambda: bind_all_addresses(0),
     "launcher's control and link port": lambda: listen_on_all("control", 0),
 }

@@ -26,20 +26,28 @@ from minisgl.frontend.config import FrontendConfig
 from minisgl.frontend.errors import ENGINE_UNAVAILABLE, ApiError, ClientDisconnected, NotTaken
 from minisgl.frontend.generation.constraint_check import ConstraintCheck
 from minisgl.frontend.generation.model_names import response_model_name
-from minisgl.frontend.generation.request import GenerationRequest, check_prompt_lengths, deadline_ms, generate_messages
+from minisgl.frontend.generation.request import (
+    GenerationRequest,
+    check_prompt_lengths,
+    deadline_ms,
+    generate_messages,
+    with_priority,
+)
 from minisgl.frontend.generation.response_format import CONTINUED, EventFormat
 from minisgl.frontend.generation.sampling import outside_vocabulary
 from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.generation.tasks import check_task
 from minisgl.frontend.server.client_connection import ClientConnection
+from minisgl.frontend.server.gateway_headers import given_priority
 from minisgl.frontend.server.held_requests import Held
 from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.metrics_page import load_header
 from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.response_stream import Delta, ResponseStream
 from minisgl.frontend.server.unknown_fields import ignored_params
+from minisgl.frontend.server.usage_report import usage_comment, usage_header, usage_of, usage_so_far
 from minisgl.frontend.tokenizers import TokenizerPool
-from minisgl.wire.text import SamplingDefaults
+from minisgl.wire.text import Finished, SamplingDefaults
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +125,8 @@ class GenerationEndpoint:
             ignored = self._ignored(request)
             response_headers = ignored_params(headers, ignored)
             waited = asyncio.get_running_loop().time() - record.started_at
+            if self._config.access.trust_gateway:
+                request = with_priority(request, given_priority(headers, request.options.priority))
             messages = generate_messages(request, headers, waited, record.tenant)
             stream = self._tokenizers.submit(record, messages, request.n, held)
         except NotTaken:
@@ -130,12 +140,15 @@ class GenerationEndpoint:
             response_headers |= ignored_params(headers, (*ignored, *stream.ignored))
             record.response_id = secrets.token_hex(16)
             if request.options.stream:
+                response_headers |= usage_header(headers, usage_so_far(stream))
                 await opening.open(response_headers | load_header(headers, self._tokenizers.requests.status))
-                await _send_stream(record, request, stream, send)
+                await _send_stream(record, request, stream, headers, send)
             else:
                 choices = await stream.complete()
                 whole = await _rendered(request, record, choices)
-                response_headers |= _continued_header(choices)
+                response_headers |= _continued_header(choices) | usage_header(
+                    headers, usage_of(_ends(stream), stream.n)
+                )
                 response_headers |= load_header(headers, self._tokenizers.requests.status)
                 await Response(whole, 200, response_headers, "application/json")(scope, receive, send)
         except NotTaken:
@@ -219,7 +232,9 @@ async def _rendered(request: GenerationRequest, record: RequestRecord, choices: 
     return render()
 
 
-async def _send_stream(record: RequestRecord, request: GenerationRequest, stream: ResponseStream, send: Send) -> None:
+async def _send_stream(
+    record: RequestRecord, request: GenerationRequest, stream: ResponseStream, headers: Headers, send: Send
+) -> None:
     prompt_tokens = [choice.prompt_tokens for choice in stream.choices]
     events = request.format.events(record.response_id, record.model, prompt_tokens)
     fast_path = _fast_path(record.client, events)
@@ -235,11 +250,16 @@ async def _send_stream(record: RequestRecord, request: GenerationRequest, stream
             await _send_part(send, b"".join([events.event(delta) for delta in deltas]))
     except ApiError as error:
         logger.warning("stream %s ends in an error: %s", record.response_id, error.message)
-        await _send_part(send, events.error(error))
+        await _send_part(send, usage_comment(headers, usage_so_far(stream)) + events.error(error))
         # To return without the last part makes the server drop the connection.
         return
-    ends = [choice.finished for choice in stream.choices if choice.finished is not None]
-    await send({"type": "http.response.body", "body": events.last(ends), "more_body": False})
+    ends = _ends(stream)
+    last = usage_comment(headers, usage_of(ends, stream.n)) + events.last(ends)
+    await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _ends(stream: ResponseStream) -> list[Finished]:
+    return [choice.finished for choice in stream.choices if choice.finished is not None]
 
 
 def _continued_header(choices: Sequence[Delta]) -> dict[str, str]:

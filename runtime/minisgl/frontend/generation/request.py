@@ -79,6 +79,11 @@ def generate_messages(
     ]
 
 
+def with_priority(request: GenerationRequest, priority: int) -> GenerationRequest:
+    """Return the request with another priority."""
+    return msgspec.structs.replace(request, options=msgspec.structs.replace(request.options, priority=priority))
+
+
 def check_choices(prompts: list[Prompt], n: int, max_tokens: int | None, param: str, body_bytes: int) -> None:
     """Raises ApiError, which blames `param`, when a request of `body_bytes` asks for too much at a time."""
     choices = len(prompts) * n

@@ -6,18 +6,15 @@ and gateways scrape twenty times a second, on the event loop that also passes on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from typing import Final
+from collections.abc import Mapping
 
 import msgspec
 
 from minisgl.frontend.metrics.counters import FrontendMetrics
+from minisgl.frontend.metrics.page import Page, escape
 from minisgl.frontend.metrics.process import ProcessUse
 from minisgl.frontend.metrics.types import Histogram, HttpRequests, LabelledTotal, Total
 from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Status
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -37,7 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
     """Return the page in Prometheus' text format 0.0.4."""
-    page = _Page(f'model_name="{_escape(now.model_name)}",engine="0"')
+    page = Page(f'model_name="{escape(now.model_name)}",engine="0"')
     if now.knows_load:
         _load(page, now)
     if now.status is not None:
@@ -54,31 +51,13 @@ def render(metrics: FrontendMetrics, now: Snapshot) -> bytes:
             case Histogram():
                 page.histograms(metric.name, metric.text, {"": metric})
             case HttpRequests():
-                _http(page, metric)
+                page.http(metric)
     if now.process is not None:
-        _process(page, now.process)
+        page.process(now.process)
     return page.text()
 
 
-def _http(page: _Page, requests: HttpRequests) -> None:
-    totals = [
-        ({"handler": route, "method": method, "status": status}, count)
-        for (route, method, status), count in requests.totals.items()
-    ]
-    page.samples(requests.total_name, "counter", "Answered HTTP requests.", totals)
-    times = {f',handler="{route}",method="{method}"': each for (route, method), each in requests.seconds.items()}
-    page.histograms(requests.seconds_name, "Time to the end of the response.", times)
-
-
-def _process(page: _Page, process: ProcessUse) -> None:
-    page.gauge("process_start_time_seconds", "Start of this frontend, in Unix time.", process.started_at)
-    page.counter("process_cpu_seconds_total", "CPU time of this frontend's process.", process.cpu_seconds)
-    page.gauge("process_resident_memory_bytes", "Memory of this frontend's process.", process.resident_bytes)
-    page.gauge("process_open_fds", "Open files of this frontend's process.", process.open_files)
-    page.gauge("process_max_fds", "Limit of open files of this frontend's process.", process.max_files)
-
-
-def _load(page: _Page, now: Snapshot) -> None:
+def _load(page: Page, now: Snapshot) -> None:
     """The gauges by which gateways choose an endpoint and autoscalers a size. A model at zero needs values, too: a
     missing series is an error to them, and a load of 0 beside requests that wait for an engine a reason to remove
     replicas. A new frontend must not report a load of 0 for engines that it has yet to reach."""
@@ -94,7 +73,7 @@ def _load(page: _Page, now: Snapshot) -> None:
     page.gauge("vllm:kv_cache_usage_perc", usage_text, usage)
 
 
-def _engine(page: _Page, status: Status) -> None:
+def _engine(page: Page, status: Status) -> None:
     # There is no sleep mode: a model that needs no engines is scaled to zero. Dashboards take the state as that of the
     # model, and its absence as "down".
     sleep_states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
@@ -136,64 +115,3 @@ def _engine(page: _Page, status: Status) -> None:
     if status.start_seconds:
         name, text = "minisgl:engine_start_seconds", "Time of each phase of the engine's last start."
         page.labelled(name, "gauge", text, "phase", status.start_seconds)
-
-
-class _Page:
-    """A page under construction. `labels` are those of every sample."""
-
-    def __init__(self, labels: str) -> None:
-        self._labels = labels
-        self._lines: list[str] = []
-
-    def counter(self, name: str, text: str, value: float) -> None:
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} counter\n{name}{{{self._labels}}} {value}")
-
-    def gauge(self, name: str, text: str, value: float, labels: str = "") -> None:
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} gauge\n{name}{{{self._labels}{labels}}} {value}")
-
-    def labelled(self, name: str, kind: str, text: str, label: str, values: Mapping[str, float]) -> None:
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}")
-        self._lines += [
-            f'{name}{{{self._labels},{label}="{_escape(key)}"}} {value}' for key, value in sorted(values.items())
-        ]
-
-    def samples(self, name: str, kind: str, text: str, values: Sequence[tuple[Mapping[str, str], float]]) -> None:
-        """One sample for each set of labels in `values`."""
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}")
-        for labels, value in values:
-            own = "".join(f',{key}="{_escape(text)}"' for key, text in labels.items())
-            self._lines.append(f"{name}{{{self._labels}{own}}} {value}")
-
-    def histogram(self, name: str, text: str, edges: tuple[float, ...], counts: Sequence[int], total: float) -> None:
-        """`counts`: one for each edge, then one for larger values."""
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
-        self._lines.append(_filled(_histogram_template(name, self._labels, edges), counts, total))
-
-    def histograms(self, name: str, text: str, values: Mapping[str, Histogram]) -> None:
-        """One histogram for each text of labels in `values`."""
-        self._lines.append(f"# HELP {name} {text}\n# TYPE {name} histogram")
-        for own, each in values.items():
-            labels = self._labels + own
-            # Most of the page, and only the values change.
-            if each.template is None or each.template[0] != labels:
-                each.template = labels, _histogram_template(name, labels, each.edges)
-            self._lines.append(_filled(each.template[1], each.counts, each.sum))
-
-    def text(self) -> bytes:
-        return ("\n".join(self._lines) + "\n").encode()
-
-
-def _histogram_template(name: str, labels: str, edges: tuple[float, ...]) -> str:
-    """Return the lines of a histogram with `%s` in the place of its values."""
-    begins = [f'{name}_bucket{{{labels},le="{edge}"}}' for edge in (*edges, "+Inf")]
-    begins += [f"{name}_count{{{labels}}}", f"{name}_sum{{{labels}}}"]
-    return "\n".join(begin.replace("%", "%%") + " %s" for begin in begins)
-
-
-def _filled(template: str, counts: Sequence[int], total: float) -> str:
-    below = tuple(accumulate(counts))
-    return template % (*below, below[-1], total)
-
-
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -6,9 +6,10 @@ import hmac
 import logging
 import os
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +19,8 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.request_record import find_record
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RELOAD_SECONDS: Final = 1.0
 """Least time between two checks whether the file has changed."""
@@ -38,14 +41,14 @@ class KeyFile:
         """Raises KeyFileError."""
         self._path = path
         self._names = _read(path)
-        self._stamp = _stamp(path)
+        self._stamp = file_stamp(path)
         self._checked_at = time.monotonic()
         self._reported: object = None
 
     def key_name(self, key: str) -> str | None:
         """Return the name of a valid key, None for any other."""
         self._reload()
-        given = sha256(key.encode("utf-8", "surrogateescape")).digest()
+        given = key_digest(key)
         found = None
         # All of them are compared, each in constant time: the time taken reveals nothing about any key.
         for digest, name in self._names.items():
@@ -58,7 +61,7 @@ class KeyFile:
         if now < self._checked_at + RELOAD_SECONDS:
             return
         self._checked_at = now
-        stamp = _stamp(self._path)
+        stamp = file_stamp(self._path)
         if stamp == self._stamp:
             return
         try:
@@ -84,13 +87,14 @@ def _read(path: Path) -> dict[bytes, str]:
         words = line.split(maxsplit=1)
         if words and not words[0].startswith("#"):
             name = words[1].strip() if len(words) > 1 else f"line {number}"
-            names[sha256(words[0].encode()).digest()] = name
+            names[key_digest(words[0])] = name
     if not names:
         raise KeyFileError(f"no key in {path}; write one per line")
     return names
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def file_stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the content of a file; None: it cannot be read."""
     try:
         status = os.stat(path)
     except OSError:
@@ -110,23 +114,30 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
         if scope["path"] not in self._open_paths:
-            name = self._check(Headers(scope=scope))
+            name = check_key(Headers(scope=scope), self._keys.key_name)
             if (record := find_record(scope)) is not None:
                 record.key_name = name
         await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers) -> str:
-        """Return the name of a request's key; clients of Anthropic's API may send it in a header of its own."""
-        bearer, key = headers.get("authorization"), headers.get("x-api-key")
-        if bearer is None and key is None:
-            raise _unauthorized("missing_api_key", "missing API key; send `Authorization: Bearer KEY`")
-        if bearer is not None:
-            scheme, _, token = bearer.partition(" ")
-            if scheme.lower() == "bearer" and (name := self._keys.key_name(token.strip())) is not None:
-                return name
-        if key is not None and (name := self._keys.key_name(key.strip())) is not None:
-            return name
-        raise _unauthorized("invalid_api_key", "invalid API key")
+
+def check_key(headers: Headers, find: Callable[[str], T | None]) -> T:
+    """Return what `find` returns for a request's key; clients of Anthropic's API may send it in a header of its own.
+    Raises ApiError if there is no key, or `find` returns None for it."""
+    bearer, key = headers.get("authorization"), headers.get("x-api-key")
+    if bearer is None and key is None:
+        raise _unauthorized("missing_api_key", "missing API key; send `Authorization: Bearer KEY`")
+    if bearer is not None:
+        scheme, _, token = bearer.partition(" ")
+        if scheme.lower() == "bearer" and (found := find(token.strip())) is not None:
+            return found
+    if key is not None and (found := find(key.strip())) is not None:
+        return found
+    raise _unauthorized("invalid_api_key", "invalid API key")
+
+
+def key_digest(key: str) -> bytes:
+    """Return the hash by which keys are kept and compared."""
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _unauthorized(code: str, message: str) -> ApiError:

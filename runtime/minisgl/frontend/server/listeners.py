@@ -1,4 +1,4 @@
-"""Listening sockets: the API's port, the admin port on the same host, the control port on all addresses."""
+"""Listening sockets: the API's port, other ports on the same host, control ports of pods on all addresses."""
 
 from __future__ import annotations
 
@@ -21,25 +21,30 @@ def bind(config: FrontendConfig) -> socket.socket:
     """Bind the API's port, or take over the inherited socket. Raises ServerError."""
     if config.socket_fd is not None:
         return socket.socket(fileno=config.socket_fd)
+    return bind_address(config.host, config.port)
+
+
+def bind_address(host: str, port: int) -> socket.socket:
+    """Bind a port of the address of `--host`. Raises ServerError."""
     try:
-        return bind_tcp(config.host, config.port)
+        return bind_tcp(host, port)
     except socket.gaierror as error:
-        raise ServerError("bad_host", f"{config.host!r} is not a local address ({error}); set --host") from error
+        raise ServerError("bad_host", f"{host!r} is not a local address ({error}); set --host") from error
     except OSError as error:
         remedy = {
             errno.EADDRINUSE: "another process listens there; stop it, or choose another --port",
             errno.EACCES: "ports below 1024 need privileges; choose another --port",
             errno.EADDRNOTAVAIL: "no network interface has this address; set --host :: or 127.0.0.1",
         }.get(error.errno or 0, f"{error.strerror}; choose another --host or --port")
-        raise ServerError("cannot_listen", f"cannot listen on {config.host}:{config.port}: {remedy}") from error
+        raise ServerError("cannot_listen", f"cannot listen on {host}:{port}: {remedy}") from error
 
 
-def bind_same_host(listener: socket.socket, port: int) -> socket.socket:
-    """Bind the admin port on the address of `listener`. Raises ServerError."""
+def bind_same_host(listener: socket.socket, port: int, flag: str) -> socket.socket:
+    """Bind a port, which `flag` sets, on the address of `listener`. Raises ServerError."""
     try:
         return bind_tcp(listener.getsockname()[0], port)
     except OSError as error:
-        raise _cannot_listen(port, error, "--admin-port") from error
+        raise _cannot_listen(port, error, flag) from error
 
 
 def bind_all_addresses(port: int) -> socket.socket:

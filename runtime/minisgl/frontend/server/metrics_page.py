@@ -13,8 +13,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from minisgl.frontend.metrics.page import CONTENT_TYPE
 from minisgl.frontend.metrics.process import read_process_use
-from minisgl.frontend.metrics.prometheus import CONTENT_TYPE, Snapshot, render
+from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.logging import LostLines
 from minisgl.wire.messages import Status

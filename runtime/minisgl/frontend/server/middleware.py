@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -14,11 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minisgl.frontend.config import FrontendConfig
+from minisgl.frontend.config import WebAccess
 from minisgl.frontend.errors import ApiError
-from minisgl.frontend.server.auth import ApiKeyMiddleware, KeyFile
 from minisgl.frontend.server.client_connection import client_connection
 from minisgl.frontend.server.error_body import ANTHROPIC_PATH
+from minisgl.frontend.server.gateway_headers import given_tenant
 from minisgl.frontend.server.request_record import RoutePaths, attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
@@ -36,14 +35,21 @@ OPEN_PATHS: Final = frozenset({"/health", "/ping", "/ready", "/metrics", "/versi
 
 
 def with_middleware(
-    app: ASGIApp, routes: RoutePaths, requests: RequestTracker, config: FrontendConfig, *, on_loopback: bool
+    app: ASGIApp,
+    routes: RoutePaths,
+    requests: RequestTracker,
+    access: WebAccess,
+    authenticated: Callable[[ASGIApp], ASGIApp] | None,
+    *,
+    on_loopback: bool,
+    trusts_gateway: bool = False,
 ) -> ASGIApp:
-    """Wrap `app` in everything that is the same for all paths. `routes`: those of `app`. `on_loopback`: only this
-    machine can connect. Raises KeyFileError and OriginListError."""
-    access = config.access
+    """Wrap `app` in everything that is the same for all paths. `routes`: those of `app`. `authenticated` wraps an
+    application in the check of keys; None: every client may use it. `on_loopback`: only this machine can connect.
+    `trusts_gateway`: requests come from a gateway. Raises OriginListError."""
     app = AdmissionMiddleware(app, requests)
-    if access.api_keys is not None:
-        app = ApiKeyMiddleware(app, KeyFile(Path(access.api_keys)), OPEN_PATHS)
+    if authenticated is not None:
+        app = authenticated(app)
     app = ErrorMiddleware(without_foreign_pages(app, access, on_loopback=on_loopback))
     if access.cors_origins:
         # Errors from inside need CORS headers too, and the middleware raises one of its own.
@@ -56,24 +62,30 @@ def with_middleware(
                 expose_headers=("x-request-id", "x-ignored-params", "retry-after", "retry-after-ms"),
             )
         )
-    return RecordMiddleware(app, routes, requests)
+    return RecordMiddleware(app, routes, requests, trusts_gateway=trusts_gateway)
 
 
 class RecordMiddleware:
     """Puts a record into the scope of each request and follows its messages. Responses carry the client's
     `x-request-id` or a new one. Unexpected exceptions end here."""
 
-    def __init__(self, app: ASGIApp, routes: RoutePaths, requests: RequestTracker) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: RoutePaths, requests: RequestTracker, *, trusts_gateway: bool = False
+    ) -> None:
         self._app = app
         self._routes = routes
+        self._trusts_gateway = trusts_gateway
         self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock = asyncio.get_running_loop().time
-        record = new_record(scope["method"], scope["path"], Headers(scope=scope), clock())
+        headers = Headers(scope=scope)
+        record = new_record(scope["method"], scope["path"], headers, clock())
         record.route, record.route_method = self._routes.match(record.path, record.method)
         client = record.client = client_connection(scope)
         record.address = scope["client"][0] if scope["client"] else ""
+        if self._trusts_gateway:
+            record.given_tenant = given_tenant(headers)
         body_seconds = self._requests.limits.body_seconds
         body_until = record.started_at + body_seconds
         body_complete = False

@@ -53,6 +53,8 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     """Name of the API key."""
     address: str = ""
     """IP address of the client."""
+    given_tenant: str = ""
+    """Tenant that a trusted gateway names."""
     choices: int = 1
     """Choices by which the limits count it."""
     model: str = ""
@@ -76,6 +78,8 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     @property
     def tenant(self) -> str:
         """Whose request it is, for the shares of keys and addresses."""
+        if self.given_tenant:
+            return f"gateway {self.given_tenant}"
         return f"key {self.key_name}" if self.key_name else f"address {_network(self.address)}"
 
     @property

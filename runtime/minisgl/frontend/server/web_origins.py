@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minisgl.errors import CodedError
-from minisgl.frontend.config import Access
+from minisgl.frontend.config import WebAccess
 from minisgl.frontend.errors import ApiError
 from minisgl.wire.web_pages import host_name, means_this_machine
 
@@ -35,7 +35,7 @@ class OriginListError(CodedError):
         super().__init__("invalid_origin", f"{problem}; write SCHEME://HOST[:PORT], such as https://a.example, or *")
 
 
-def without_foreign_pages(app: ASGIApp, access: Access, *, on_loopback: bool) -> ASGIApp:
+def without_foreign_pages(app: ASGIApp, access: WebAccess, *, on_loopback: bool) -> ASGIApp:
     """Wrap `app` in the middleware that rejects requests of web pages which may not use it. `on_loopback`: only this
     machine can connect. Raises OriginListError."""
     app = OriginMiddleware(app, access.allowed_origins, access.cors_origins)

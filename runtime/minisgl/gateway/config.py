@@ -1,0 +1,72 @@
+"""Options of a gateway."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from minisgl.frontend.config import WebAccess
+from minisgl.logging import LogOptions
+from minisgl.options import Count, Port, Seconds, option
+from minisgl.wire.gateway import GATEWAY_CONTROL_PORT
+from minisgl.wire.status import HTTP_PORT
+
+MAX_BODY_BYTES: Final = 8 << 20
+"""As in frontends."""
+LEAVE_SECONDS: Final = 15.0
+"""Time after SIGTERM in which a gateway in a cluster is not ready but accepts requests, so that it is noticed."""
+
+
+class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits on requests in progress, and on their times."""
+
+    waiting: Annotated[
+        Count, option("maximum number of requests that wait for a frontend; more are rejected with 429")
+    ] = msgspec.field(default=1024, name="max_waiting")
+    held_bytes: Annotated[Count, option("maximum size of the bodies of these requests", default="{} bytes")] = (
+        msgspec.field(default=64 << 20, name="max_held_bytes")
+    )
+    queue_seconds: Annotated[
+        Seconds, option("maximum time that a request waits for a frontend", default="{:g} seconds")
+    ] = msgspec.field(default=600.0, name="queue_timeout")
+    request_seconds: Annotated[
+        Seconds, option("maximum time from the first byte of a request to its end", default="{:g} seconds")
+    ] = msgspec.field(default=2400.0, name="request_timeout")
+
+
+class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `minisgl gateway`."""
+
+    host: Annotated[str, option("address to listen on; :: for all IPv6 and IPv4 ones", metavar="ADDR")] = "127.0.0.1"
+    port: Annotated[Port, option("TCP port of the API, 0 for a free one")] = HTTP_PORT
+    control_port: Annotated[Port, option("TCP port of /live, /ready and /gateway/status, 0 for a free one")] = (
+        GATEWAY_CONTROL_PORT
+    )
+    backends: tuple[str, ...] = ()
+    """URLs of servers; empty: the models of a cluster."""
+    namespaces: tuple[str, ...] = ()
+    """Namespaces of the cluster; empty: all."""
+    keys: Annotated[
+        str | None,
+        option(
+            "YAML file with API keys, and what their tenants may use",
+            default="no keys, every client may use the API",
+            metavar="FILE",
+        ),
+    ] = None
+    key_secrets: Annotated[
+        bool,
+        option(
+            "require an API key of a Secret in the gateway's namespace with the label "
+            "serving.minisgl.io/gateway-key=true",
+            default="{}, every client may use the API",
+        ),
+    ] = False
+    drain_timeout: Annotated[
+        Seconds,
+        option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),
+    ] = 300.0
+    limits: GatewayLimits = GatewayLimits()
+    access: WebAccess = WebAccess()
+    log: LogOptions = LogOptions()

@@ -1,0 +1,249 @@
+"""One request on its way to a frontend, and the response on its way back.
+
+The request is sent again where nothing of a response has arrived: to another frontend, or after a wait for one. Once a
+byte has arrived it is never sent again: the client may have read a part of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from starlette.types import Receive, Send
+
+from minisgl.frontend.errors import ApiError, ClientDisconnected
+from minisgl.frontend.generation.stream_opening import StreamOpening
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.usage_report import RESPONSE_HEADER, Usage
+from minisgl.gateway.early_errors import early_error, error_in
+from minisgl.gateway.headers import passed_response_headers, request_head
+from minisgl.gateway.holding import Holding
+from minisgl.gateway.models import Address, Model
+from minisgl.gateway.upstream import Client, Exchange, UpstreamError
+from minisgl.gateway.usage import UsageFilter, read_usage
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOSSES: Final = 3
+"""Frontends that may be lost with a request before it ends in an error: it may be what they die of."""
+_HEADER_SECONDS: Final = 15.0
+"""Time after which a stream that waits gets its headers, so that proxies do not take it for dead."""
+_PING_SECONDS: Final = 15.0
+_EVENT_STREAM: Final = b"text/event-stream"
+_USAGE_HEADER: Final = RESPONSE_HEADER.encode()
+
+
+class Outgoing:
+    """A request as it is sent to a frontend."""
+
+    def __init__(
+        self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes = b""
+    ) -> None:
+        self._method = method
+        self._path = path
+        self._query = query
+        self._headers = headers
+        self.body = body
+
+    def parts(self, address: Address) -> tuple[bytes, ...]:
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        target = f"{host}:{address.port}"
+        head = request_head(self._method, self._path, self._query, target, self._headers, len(self.body))
+        return (head, self.body) if self.body else (head,)
+
+
+class Forwarding:
+    """One request and its response."""
+
+    def __init__(
+        self,
+        client: Client,
+        holding: Holding,
+        record: RequestRecord,
+        model: Model,
+        turn: int,
+        outgoing: Outgoing,
+        own_headers: Callable[[], dict[str, str]],
+    ) -> None:
+        """`turn`: number of the address that is tried first. `own_headers` returns the gateway's headers of the
+        response, when its first byte is sent."""
+        self._client = client
+        self._holding = holding
+        self._record = record
+        self._model = model
+        self._turn = turn
+        self._outgoing = outgoing
+        self._own_headers = own_headers
+        self._losses = 0
+        """Connections that ended after the request was sent, before a byte of the response."""
+        self._filter: UsageFilter | None = None
+        self._early_usage = Usage(0, 0)
+        self._has_begun = False
+        """The client has got a part of the frontend's response."""
+        self._pieces = 0
+        """Pieces of the body that the client got."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens that the request used so far. Of a stream that broke off, the frontend reported those of the prompt
+        alone; each piece had a token at least."""
+        if self._filter is None:
+            return self._early_usage
+        return self._filter.usage or Usage(self._early_usage.prompt_tokens, self._pieces)
+
+    async def answer(self, send: Send, *, holds_until: float | None, until: float) -> None:
+        """Send the request and pass on the response. `holds_until`: time up to which the request may wait for a
+        frontend; None: not at all. `until`: time of its end in any case. Raises ApiError, but not once the response has
+        begun."""
+        opens_at = self._record.started_at + _HEADER_SECONDS
+        opening = StreamOpening(send, self._outgoing.body, opens_at, _PING_SECONDS)
+        try:
+            await self._answer(send, opening, holds_until, until)
+        except ApiError as error:
+            if not self._has_begun and not opening.is_open:
+                raise
+            record = self._record
+            record.error_code, record.error_status = error.code, error.status
+            logger.warning("request %s ends in an error: %s", record.request_id, error.message)
+            # To return without the last part makes the server drop the connection.
+            if not self._has_begun:
+                await send({"type": "http.response.body", "body": early_error(record.path, error), "more_body": True})
+
+    async def _answer(self, send: Send, opening: StreamOpening, holds_until: float | None, until: float) -> None:
+        """Raises ApiError, also when the response has begun."""
+        try:
+            async with asyncio.timeout_at(until):
+                exchange = await self._sent(opening, holds_until)
+                try:
+                    await self._pass_on(exchange, opening, send)
+                finally:
+                    exchange.close()
+        except TimeoutError:
+            raise ApiError(408, "deadline_exceeded", "the response was not complete in time") from None
+
+    async def _sent(self, opening: StreamOpening, holds_until: float | None) -> Exchange:
+        """Return the exchange whose response has begun. Raises ApiError."""
+        if self._model.state == "idle" and holds_until is not None:
+            await self._hold(opening, holds_until)
+        while True:
+            reason = ""
+            addresses = self._model.addresses
+            turn = self._turn % len(addresses)
+            for address in (*addresses[turn:], *addresses[:turn]):
+                try:
+                    return await self._begun(address)
+                except UpstreamError as error:
+                    reason = str(error)
+            if holds_until is None:
+                message = f"no frontend of model {str(self._model.key)!r} can be reached ({reason}); retry"
+                raise ApiError.from_code("engine_unavailable", message)
+            logger.info("request %s waits for a frontend: %s", self._record.request_id, reason)
+            await self._hold(opening, holds_until)
+
+    async def _begun(self, address: Address) -> Exchange:
+        """Send the request, and wait for the headers of the response. Raises UpstreamError if it may be sent again, and
+        ApiError if a response had begun or too many frontends were lost."""
+        while True:
+            exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
+            try:
+                await exchange.head()
+            except UpstreamError as error:
+                exchange.close()
+                if exchange.has_begun:
+                    raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
+                self._losses += 1
+                if self._losses >= _MAX_LOSSES:
+                    message = f"{self._losses} frontends were lost with the request, the last one because {error}"
+                    raise ApiError(502, "frontend_lost", message) from None
+                if not exchange.was_reused:
+                    raise
+                # The server may have closed a connection that had rested: a new one shows whether it is there.
+            except BaseException:
+                exchange.close()
+                raise
+            else:
+                return exchange
+
+    async def _hold(self, opening: StreamOpening, until: float) -> None:
+        """Wait until a frontend answers. A stream gets its headers and pings meanwhile, as from frontends."""
+        size, tenant = len(self._outgoing.body), self._record.tenant
+        wait = asyncio.create_task(self._holding.wait(self._model.key, size, tenant, until))
+        self._record.is_held = True
+        try:
+            await opening.until(lambda: asyncio.shield(wait), until + _PING_SECONDS)
+        finally:
+            self._record.is_held = False
+            wait.cancel()
+            await asyncio.wait({wait})
+        self._model = self._holding.current(self._model)
+
+    async def _pass_on(self, exchange: Exchange, opening: StreamOpening, send: Send) -> None:
+        received = dict(exchange.headers)
+        self._early_usage = read_usage(received.get(_USAGE_HEADER, b"")) or Usage(0, 0)
+        is_stream = received.get(b"content-type", b"").startswith(_EVENT_STREAM)
+        self._filter = UsageFilter() if is_stream else None
+        if not opening.is_open:
+            headers = passed_response_headers(exchange.headers, with_length=not is_stream)
+            headers += [(name.encode(), value.encode()) for name, value in self._own_headers().items()]
+            await send({"type": "http.response.start", "status": exchange.status, "headers": headers})
+        elif not is_stream:
+            # Its status comes too late: it is an error, which the stream has to tell.
+            raise error_in(exchange.status, b"".join([piece async for piece in _read(exchange)]))
+        self._has_begun = True
+        client = self._record.client
+        # A body that is no stream has a length, or is short.
+        direct = None if client is None or not is_stream else lambda piece: client.write(self._rendered, piece)
+        last = b""
+        async for piece in _read(exchange, direct):
+            passed = self._rendered(piece)
+            if exchange.is_read:
+                last = passed
+            elif passed:
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
+        if self._filter is not None:
+            last += self._filter.rest()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _rendered(self, piece: bytes) -> bytes:
+        self._pieces += 1
+        return piece if self._filter is None else self._filter.feed(piece)
+
+
+async def _read(exchange: Exchange, direct: Callable[[bytes], bool] | None = None) -> AsyncIterator[bytes]:
+    """Iterate over the body of a response. Raises ApiError."""
+    try:
+        async for piece in exchange.pieces(direct):
+            yield piece
+    except UpstreamError as error:
+        raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
+
+
+class UntilDisconnect:
+    """Context that ends in ClientDisconnected when the client closes its connection: ASGI reports that only to a task
+    that receives."""
+
+    def __init__(self, receive: Receive, record: RequestRecord) -> None:
+        self._receive = receive
+        self._record = record
+        self._has_left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._watcher.cancel()
+        if self._has_left and self._task.uncancel() == 0 and kind is asyncio.CancelledError:
+            raise ClientDisconnected
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            continue
+        # It is also reported when the response is complete, whose last part may still have to be read.
+        if not self._record.response_complete:
+            self._has_left = True
+            self._task.cancel()

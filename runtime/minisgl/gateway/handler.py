@@ -1,0 +1,139 @@
+"""Requests that are forwarded: from the body to the frontend of the model that it names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.server.gateway_headers import PRIORITY_HEADER, TENANT_HEADER
+from minisgl.frontend.server.json_body import read_json_body
+from minisgl.frontend.server.request_record import record_of
+from minisgl.frontend.server.request_tracker import RequestTracker
+from minisgl.frontend.server.usage_report import REQUEST_HEADER
+from minisgl.gateway.bodies import KeptBodies, requested_model, with_model
+from minisgl.gateway.config import MAX_BODY_BYTES
+from minisgl.gateway.directory import Directory
+from minisgl.gateway.forwarding import Forwarding, Outgoing, UntilDisconnect
+from minisgl.gateway.headers import passed_request_headers
+from minisgl.gateway.holding import Holding, check_serves
+from minisgl.gateway.metrics import UseTotals
+from minisgl.gateway.models import Model
+from minisgl.gateway.paths import GENERATION_PATHS
+from minisgl.gateway.routing import Target, everything, served_name
+from minisgl.gateway.tenancy import Account, Tenancy
+from minisgl.gateway.upstream import Client
+
+TARGET: Final = "minisgl.target"
+ACCOUNT: Final = "minisgl.account"
+"""Keys in the ASGI scope."""
+
+
+class Gateway:
+    """What all requests share. All methods belong to the event loop."""
+
+    def __init__(
+        self, client: Client, directory: Directory, holding: Holding, tenancy: Tenancy, requests: RequestTracker
+    ) -> None:
+        self.client = client
+        self.directory = directory
+        self.holding = holding
+        self.tenancy = tenancy
+        self.requests = requests
+        self.totals = UseTotals()
+        self._bodies = KeptBodies()
+        self._turns = count()
+
+    async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request with a body. Raises ApiError and ClientDisconnected."""
+        record = record_of(scope)
+        body = await read_json_body(scope, receive, MAX_BODY_BYTES)
+        name = requested_model(body)
+        model = self.model(scope, name)
+        record.model = str(model.key)
+        check_serves(model)
+        if (known := served_name(model, name)) is not None:
+            body = with_model(body, known)
+        with self._bodies.keep(len(body), record.tenant):
+            await self._forward(scope, receive, send, model, body, holds=scope["path"] in GENERATION_PATHS)
+
+    async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request for information about a model. Raises ApiError and ClientDisconnected."""
+        model = self.model(scope, None)
+        record_of(scope).model = str(model.key)
+        check_serves(model)
+        await self._forward(scope, receive, send, model, b"", holds=False)
+
+    def model(self, scope: Scope, name: str | None) -> Model:
+        """Return the model that a request is for. Raises ApiError."""
+        if self.directory.problem:
+            raise ApiError(503, "not_ready", f"{self.directory.problem}; retry")
+        return self.directory.table.find(name, self.target(scope), self.allowed(scope))
+
+    def target(self, scope: Scope) -> Target | None:
+        """Return the model that the path or the header Host of a request names."""
+        found: Target | None = scope.get(TARGET)
+        return found or self.directory.table.target_of_host(Headers(scope=scope).get("host", ""))
+
+    def allowed(self, scope: Scope) -> Callable[[Model], bool]:
+        """Return a function that tells whether the tenant of a request may use a model."""
+        account = account_of(scope)
+        return everything if account is None else account.tenant.allows
+
+    async def _forward(
+        self, scope: Scope, receive: Receive, send: Send, model: Model, body: bytes, *, holds: bool
+    ) -> None:
+        record, account = record_of(scope), account_of(scope)
+        clock, limits = asyncio.get_running_loop().time, self.requests.limits
+        if account is not None:
+            account.begin(clock())
+        if holds:
+            # Not before: a request that is refused does not use the model, and must not start it.
+            self.holding.begin(model.key)
+        forwarding = Forwarding(
+            self.client,
+            self.holding,
+            record,
+            model,
+            next(self._turns),
+            Outgoing("POST" if body else "GET", scope["path"], scope["query_string"], self._headers(scope), body),
+            lambda: {} if account is None else account.headers(clock()),
+        )
+        try:
+            async with UntilDisconnect(receive, record):
+                await forwarding.answer(
+                    send,
+                    holds_until=record.started_at + limits.queue_seconds if holds else None,
+                    until=record.started_at + limits.request_seconds,
+                )
+        finally:
+            if account is not None:
+                account.end(forwarding.usage.total, clock())
+            if holds:
+                self.holding.end(model.key)
+                self.totals.add(record.key_name, model.key, forwarding.usage)
+
+    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a request for a frontend."""
+        record, account = record_of(scope), account_of(scope)
+        own = {
+            "x-request-id": record.request_id,
+            "x-forwarded-for": record.address,
+            TENANT_HEADER: record.tenant,
+            REQUEST_HEADER: "1",
+        }
+        if account is not None:
+            own[PRIORITY_HEADER] = str(account.tenant.priority)
+        passed = passed_request_headers(scope["headers"], with_keys=not self.tenancy.needs_keys)
+        return passed + [(name.encode(), value.encode()) for name, value in own.items()]
+
+
+def account_of(scope: Scope) -> Account | None:
+    """Return the account of a request's key; None: no key is needed."""
+    account: Account | None = scope.get(ACCOUNT)
+    return account

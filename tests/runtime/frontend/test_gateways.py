@@ -1,0 +1,110 @@
+"""What a gateway and a frontend say to each other: used tokens, tenants and priorities."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from minisgl.frontend.config import Access
+from minisgl.gateway.config import GatewayOptions
+from minisgl.gateway.process import GatewayServer
+from minisgl.wire.messages import Submit
+from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with
+from support.frontend.served import eventually
+from support.frontend.stack import FrontendStack, ids
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+ASKED = {"x-minisgl-report-usage": "1"}
+MakeStack = Callable[..., FrontendStack]
+
+
+@contextlib.contextmanager
+def gateway_of(stack: FrontendStack) -> Iterator[httpx.Client]:
+    server = GatewayServer(GatewayOptions(port=0, control_port=0, backends=(stack.openai_url[:-3],), drain_timeout=0.1))
+    listening = threading.Event()
+    thread = threading.Thread(target=server.run, args=(lambda _: listening.set(),))
+    thread.start()
+    try:
+        assert listening.wait(WAIT_SECONDS)
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=WAIT_SECONDS) as http:
+            eventually(lambda: http.get("/ready").status_code == 200)
+            yield http
+    finally:
+        server.stop()
+        thread.join(WAIT_SECONDS)
+
+
+def counted(http: httpx.Client) -> dict[str, int]:
+    """Return the tokens that the gateway has counted."""
+    lines = http.get("/metrics").text.splitlines()
+    return {
+        kind: int(line.split()[-1])
+        for kind in ("prompt", "completion")
+        for line in lines
+        if f"_{kind}_tokens_total{{" in line
+    }
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_whole_answer_reports_its_tokens_in_a_header(stack: FrontendStack, path: str, n: int) -> None:
+    stack.scheduler.answer = answer_with(ids("Hello"))
+    body = {**(CHAT if "chat" in path else {"prompt": ["a", "b"], "max_tokens": 8}), "n": n}
+    assert "x-minisgl-usage" not in stack.http.post(path, json=body).headers
+    answer = stack.http.post(path, json=body, headers=ASKED)
+    usage = answer.json()["usage"]
+    reported = json.loads(answer.headers["x-minisgl-usage"])
+    assert reported == {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_stream_reports_its_tokens_in_a_comment_before_its_end(stack: FrontendStack, path: str) -> None:
+    stack.scheduler.answer = answer_with(ids("Hello"))
+    body: dict[str, Any] = {"input": "Hi", "max_output_tokens": 8} if "responses" in path else CHAT
+    plain = stack.http.post(path, json={**body, "stream": True}).text
+    assert "minisgl-usage" not in plain
+    answer = stack.http.post(path, json={**body, "stream": True}, headers=ASKED)
+    comments = [line for line in answer.text.split("\n\n") if line.startswith(": minisgl-usage ")]
+    assert len(comments) == 1
+    reported = json.loads(comments[0].removeprefix(": minisgl-usage "))
+    assert reported["completion_tokens"] == 8
+    assert json.loads(answer.headers["x-minisgl-usage"])["prompt_tokens"] == reported["prompt_tokens"] > 0
+    assert not answer.text.endswith(comments[0] + "\n\n"), "what ends the stream comes last"
+
+
+def test_streams_through_a_gateway_are_those_of_the_frontend_and_are_counted(stack: FrontendStack) -> None:
+    stack.scheduler.answer = answer_with(ids("Hello"))
+    usage = stack.http.post("/v1/chat/completions", json=CHAT).json()["usage"]
+    with gateway_of(stack) as http:
+        assert [entry["id"] for entry in http.get("/v1/models").json()["data"]] == ["org/tiny"]
+        answer = http.post("/v1/chat/completions", json={**CHAT, "model": "org/tiny", "stream": True})
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert "minisgl-usage" not in answer.text + str(answer.headers)
+        assert counted(http) == {kind: usage[f"{kind}_tokens"] for kind in ("prompt", "completion")}
+
+
+def test_tenants_and_priorities_of_a_gateway_are_believed_where_it_is_trusted(make_stack: MakeStack) -> None:
+    stack = make_stack(access=Access(trust_gateway=True))
+    stack.scheduler.answer = answer_with(ids("a"))
+    for tenant, priority, own in (("key a", "5", 0), ("key b", "5", -2), ("key b", "5", 9), ("key b", "x", 3)):
+        headers = {"x-minisgl-tenant": tenant, "x-minisgl-priority": priority}
+        stack.http.post("/v1/chat/completions", json={**CHAT, "priority": own}, headers=headers)
+    submits = stack.scheduler.received(Submit)
+    assert [submit.priority for submit in submits] == [5, 3, 5, 3]
+    assert submits[0].tenant != submits[1].tenant == submits[2].tenant
+
+
+def test_no_client_can_name_its_tenant_elsewhere(stack: FrontendStack) -> None:
+    stack.scheduler.answer = answer_with(ids("a"))
+    for tenant in ("key a", "key b"):
+        headers = {"x-minisgl-tenant": tenant, "x-minisgl-priority": "5"}
+        stack.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    submits = stack.scheduler.received(Submit)
+    assert submits[0].tenant == submits[1].tenant
+    assert [submit.priority for submit in submits] == [0, 0]

@@ -1,0 +1,107 @@
+"""Key files and Secrets: what they allow, and errors that contain no key."""
+
+from __future__ import annotations
+
+import pytest
+
+from minisgl.frontend.server.auth import KeyFileError
+from minisgl.gateway.keys import Tenant, read_file, read_secret
+from minisgl.gateway.models import Address, Key, Model
+
+FILE = """
+tenants:
+- name: search
+  keys: [sk-search-1, sk-search-2]
+  models: [qwen, team-a/*]
+  requestsPerMinute: 600
+  tokensPerMinute: 200000
+  maxConcurrent: 32
+  priority: 5
+- {name: everyone, keys: [sk-all]}
+"""
+
+
+def model(namespace: str, name: str, *names: str) -> Model:
+    return Model(key=Key(namespace, name), names=names or (name,), state="ready", addresses=(Address("host", 1),))
+
+
+def test_a_file_names_tenants_and_what_they_may_use() -> None:
+    table = read_file(FILE, "keys.yaml")
+    search = Tenant(
+        name="search",
+        models=("qwen", "team-a/*"),
+        requests_per_minute=600,
+        tokens_per_minute=200_000,
+        max_concurrent=32,
+        priority=5,
+    )
+    assert table.tenant("sk-search-1") == table.tenant("sk-search-2") == search
+    assert table.tenant("sk-all") == Tenant(name="everyone")
+    assert table.tenant("sk-search-3") is table.tenant("") is table.tenant("\udcff") is None
+
+
+@pytest.mark.parametrize("allowed", [(), ("qwen",), ("x", "alias"), ("t/qwen",), ("t/*",), ("*",)], ids=repr)
+def test_models_are_allowed_by_any_of_their_names(allowed: tuple[str, ...]) -> None:
+    assert Tenant(name="a", models=allowed).allows(model("t", "qwen", "qwen", "alias"))
+
+
+@pytest.mark.parametrize("allowed", ["q", "u/*", "T/*", "qwen?", ""])
+def test_no_other_model_is_allowed(allowed: str) -> None:
+    assert not Tenant(name="a", models=(allowed,)).allows(model("t", "qwen", "qwen", "alias"))
+
+
+SECRET = "sk-very-secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"tenants:\n- name: a\n  keys: {SECRET}\n", "Expected `array`"),
+        (f"tenants:\n- keys: [{SECRET}]\n", "missing required field `name`"),
+        (f"tenants:\n- name: a\n  keys: [{SECRET}]\n  limits: 3\n", "unknown field `limits`"),
+        (f"tenants:\n- name: a\n  keys: [{SECRET}]\n  requestsPerMinute: 0\n", ">= 1"),
+        (f"tenants:\n- name: a\n  keys: ['{SECRET} ']\n", "blanks at its ends"),
+        (f"tenants:\n- {{name: a, keys: [{SECRET}]}}\n- {{name: a, keys: [b]}}\n", "'a' is there twice"),
+        (f"tenants:\n- name: 'a b'\n  keys: [{SECRET}]\n", "matching regex"),
+        ("tenants: []", "length >= 1"),
+        (f"tenants: [{SECRET}", "not valid YAML in line 1"),
+        (f"{SECRET}: &a [*a", "not valid YAML"),
+        ("", "Expected `object`"),
+    ],
+)
+def test_errors_of_a_file_say_what_is_wrong_without_a_key(text: str, problem: str) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        read_file(text, "keys.yaml")
+    assert caught.value.code == "invalid_key_file"
+    assert "keys.yaml" in caught.value.message
+    assert problem in caught.value.message
+    assert SECRET not in caught.value.message
+
+
+def test_a_secret_has_keys_and_may_have_limits() -> None:
+    tenant, digests = read_secret("team", {"key": b"one", "keys": b"# mine\ntwo\n\n three \n"})
+    assert tenant == Tenant(name="team")
+    assert len(digests) == 3
+    limits = b'{"name": "search", "models": ["qwen"], "tokensPerMinute": 5}'
+    tenant, _ = read_secret("team", {"key": b"one\n", "tenant": limits})
+    assert tenant == Tenant(name="search", models=("qwen",), tokens_per_minute=5)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"key": b"\n# none\n"},
+        {"key": b"\xff"},
+        {"key": SECRET.encode(), "tenant": b"models: 3"},
+        {"key": SECRET.encode(), "tenant": b"- 1"},
+        {"key": SECRET.encode(), "tenant": b"keys: [" + SECRET.encode() + b"]"},
+        {"key": SECRET.encode(), "tenant": b"a: [" + SECRET.encode()},
+    ],
+    ids=repr,
+)
+def test_errors_of_a_secret_say_what_is_wrong_without_a_key(data: dict[str, bytes]) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        read_secret("team", data)
+    assert "Secret team" in caught.value.message
+    assert SECRET not in caught.value.message

@@ -1,0 +1,127 @@
+"""Keys and limits of a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from support.gateway.running import gateway_of, until
+from support.gateway.stub_frontend import Received, stub_frontend
+
+CHAT = "/v1/chat/completions"
+KEYS = """
+tenants:
+- {name: search, keys: [sk-search], models: [a], requestsPerMinute: 3, tokensPerMinute: 100, priority: 4}
+- {name: all, keys: [sk-all], maxConcurrent: 1}
+"""
+SEARCH, ALL = "authorization: Bearer sk-search\r\n", "x-api-key: sk-all\r\n"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys.yaml"
+    file.write_text(KEYS)
+    return file
+
+
+async def use(request: Received) -> None:
+    """Report 60 tokens."""
+    await request.answer(200, {}, 'x-minisgl-usage: {"prompt_tokens":20,"completion_tokens":40}\r\n')
+
+
+async def test_a_key_decides_about_models(keys: Path) -> None:
+    async with stub_frontend("a") as a, stub_frontend("b") as b, gateway_of(a, b, keys=str(keys)) as gateway:
+        refused = await gateway.post(CHAT, {"model": "a"})
+        assert (refused.status, refused.code) == (401, "missing_api_key")
+        refused = await gateway.post("/v1/messages", {"model": "a"}, "x-api-key: sk-other\r\n")
+        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
+        assert (await gateway.get("/v1/models")).status == 401
+        assert (await gateway.post(CHAT, {"model": "b"}, SEARCH)).code == "model_not_allowed"
+        assert [entry["id"] for entry in (await gateway.get("/v1/models", SEARCH)).json["data"]] == ["a"]
+        assert (await gateway.get("/v1/models/b", SEARCH)).status == 403
+        assert (await gateway.get("/health")).status == 200
+        assert not a.received and not b.received
+        answer = await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        assert answer.status == 200
+        headers = a.received[0].headers
+        assert "authorization" not in headers, "the key ends at the gateway"
+        assert headers["x-minisgl-tenant"] == "key search"
+        assert headers["x-minisgl-priority"] == "4"
+
+
+async def test_used_tokens_count_and_requests_are_limited(keys: Path) -> None:
+    async with stub_frontend("a", handler=use) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        first = await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        assert first.status == 200
+        assert first.headers["x-ratelimit-limit-requests"] == "3"
+        assert first.headers["x-ratelimit-remaining-requests"] == "2"
+        second = await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        assert second.status == 200
+        assert 40 <= int(second.headers["x-ratelimit-remaining-tokens"]) <= 60
+        third = await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        assert (third.status, third.code) == (429, "rate_limit_exceeded")
+        assert "100 tokens per minute" in third.json["error"]["message"]
+        assert int(third.headers["retry-after"]) > 0
+        assert len(stub.received) == 2
+        idle = (await gateway.demand("a"))["idle_seconds"]
+        await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        assert (await gateway.demand("a"))["idle_seconds"] >= idle, "a refused request does not use the model"
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'minisgl:gateway_requests_total{component="gateway",tenant="search",model="a"} 2' in page
+        assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 80' in page
+
+
+async def test_invalid_requests_use_nothing_of_a_limit(keys: Path) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        for _ in range(5):
+            assert (await gateway.post(CHAT, {"model": "x"}, SEARCH)).status == 404
+        assert (await gateway.post(CHAT, {"model": "a"}, SEARCH)).headers["x-ratelimit-remaining-requests"] == "2"
+
+
+async def test_concurrent_requests_of_a_tenant_are_limited_until_they_end(keys: Path) -> None:
+    release = asyncio.Event()
+
+    async def wait(request: Received) -> None:
+        await release.wait()
+        await request.answer(200, {})
+
+    async with stub_frontend("a", handler=wait) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        waiting = asyncio.create_task(gateway.post(CHAT, {"model": "a"}, ALL))
+        await until(lambda: stub.received)
+        assert (await gateway.post(CHAT, {"model": "a"}, ALL)).status == 429
+        release.set()
+        assert (await waiting).status == 200
+        assert (await gateway.post(CHAT, {"model": "a"}, ALL)).status == 200
+
+
+async def test_a_changed_file_is_read_again_and_a_broken_one_is_not(
+    keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys)) as gateway:
+
+        async def is_accepted() -> bool:
+            return (await gateway.get("/v1/models", "x-api-key: sk-new\r\n")).status == 200
+
+        assert not await is_accepted()
+        keys.write_text("tenants: [{name: new, keys: [sk-new]}]")
+        await until(is_accepted)
+        assert (await gateway.get("/v1/models", ALL)).status == 401
+        keys.write_text("tenants: [{name: new, keys: [sk-newest")
+
+        async def is_reported() -> bool:
+            return await is_accepted() and "keeping the previous keys" in caplog.text
+
+        await until(is_reported)
+        assert await is_accepted()
+        assert "sk-" not in caplog.text
+
+
+async def test_keys_of_clients_reach_frontends_where_the_gateway_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        await gateway.post(CHAT, {"model": "a"}, "authorization: Bearer sk-mine\r\n")
+        assert stub.received[0].headers["authorization"] == "Bearer sk-mine"
+        assert "sk-mine" not in caplog.text

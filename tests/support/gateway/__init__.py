@@ -1,0 +1,1 @@
+"""Gateways, and the frontends behind them, for tests."""
