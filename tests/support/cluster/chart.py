@@ -33,6 +33,12 @@ MATRIX: Final[dict[str, Object]] = {
         "metrics": {"enabled": False},
         "networkPolicy": {"enabled": False},
     },
+    "gateway": {"gateway": {"enabled": True}},
+    "gateway of two namespaces": {
+        "watchNamespaces": ["team-a", "team-b"],
+        "rbac": {"aggregate": False},
+        "gateway": {"enabled": True, "replicas": None, "ingressFrom": [{"podSelector": {}}]},
+    },
     "everything": {
         "commonLabels": {"team": "platform"},
         "imageRegistry": "registry.example.com:5000/mirror",
@@ -79,6 +85,17 @@ MATRIX: Final[dict[str, Object]] = {
                 "maxModels": 2,
                 "window": {"days": ["Monday"], "startHour": 22, "endHour": 4},
             },
+        },
+        "gateway": {
+            "enabled": True,
+            "replicas": 3,
+            "args": ["--queue-timeout", "30"],
+            "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+            "nodeSelector": {"pool": "web"},
+            "tolerations": [{"key": "web", "operator": "Exists"}],
+            "priorityClassName": "system-cluster-critical",
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"c": "d"},
         },
         "serviceAccount": {"annotations": {"a": "b"}},
         "metrics": {
@@ -137,6 +154,12 @@ def pods(objects: list[Object]) -> list[Object]:
     """Specs of all pods among the objects and in their templates."""
     templates = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Deployment")]
     return templates + [each["spec"] for each in of_kind(objects, "Pod")]
+
+
+def operator_pod(objects: list[Object]) -> Object:
+    """Spec of the operator's pod."""
+    [found] = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "operator"]
+    return found
 
 
 def _objects(text: str) -> list[Object]:
