@@ -143,6 +143,7 @@ def test_the_arguments_of_the_operator_are_valid(name: str) -> None:
     assert config.watch_namespaces == tuple(MATRIX[name].get("watchNamespaces", ()))
     secrets = MATRIX[name].get("defaults", {}).get("imagePullSecrets", ())
     assert config.defaults.image_pull_secrets == tuple(secret["name"] for secret in secrets)
+    assert config.defaults.gateway == ("minisgl" if MATRIX[name].get("gateway") else None)
     assert config.metrics_port == pod["containers"][0]["ports"][0]["containerPort"]
 
 

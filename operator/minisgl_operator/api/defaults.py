@@ -92,6 +92,7 @@ class Defaults:
     `image_pull_policy`: None leaves the choice to the API server.
     `image_pull_secrets`: names of Secrets in the namespace of each model.
     `engine_architecture`, `frontend_architecture`: label kubernetes.io/arch of nodes that can run the image; None: any.
+    `gateway`: label app.kubernetes.io/instance of the gateway's pods in the operator's namespace; None: no gateway.
     `models`: defaults for the other fields.
     """
 
@@ -102,4 +103,5 @@ class Defaults:
     image_pull_secrets: tuple[str, ...] = ()
     engine_architecture: str | None = None
     frontend_architecture: str | None = None
+    gateway: str | None = None
     models: ModelDefaults = field(default_factory=ModelDefaults)

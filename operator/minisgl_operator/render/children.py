@@ -55,6 +55,8 @@ def _render(
         if fetched:
             yield network.fetch_policy(model, defaults)
     yield frontend.service(model)
+    if defaults.gateway is not None:
+        yield frontend.gateway_service(model)
     yield frontend.leaders_service(model)
     if fetched:
         yield storage.fetch_job(model, defaults)

@@ -44,12 +44,13 @@ def deployment(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 def service(model: InferenceModel) -> Manifest:
     """The endpoint, under the model's own name."""
-    spec = {
-        "type": "ClusterIP",
-        "selector": names.selector(model.name, names.FRONTEND),
-        "ports": [{"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}],
-    }
-    return child(model, "v1", "Service", model.name, names.FRONTEND, {"spec": spec})
+    return child(model, "v1", "Service", model.name, names.FRONTEND, {"spec": _service_spec(model)})
+
+
+def gateway_service(model: InferenceModel) -> Manifest:
+    """The frontends for the gateway. The Service of the endpoint may lead to the gateway itself."""
+    name = names.frontend(model.name)
+    return child(model, "v1", "Service", name, names.FRONTEND, {"spec": _service_spec(model)})
 
 
 def leaders_service(model: InferenceModel) -> Manifest:
@@ -61,6 +62,14 @@ def leaders_service(model: InferenceModel) -> Manifest:
         "ports": pods.service_ports("control", "scheduler"),
     }
     return child(model, "v1", "Service", names.leaders(model.name), names.ENGINE, {"spec": spec})
+
+
+def _service_spec(model: InferenceModel) -> dict[str, Any]:
+    return {
+        "type": "ClusterIP",
+        "selector": names.selector(model.name, names.FRONTEND),
+        "ports": [{"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}],
+    }
 
 
 def _template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:

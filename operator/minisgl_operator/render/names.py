@@ -11,6 +11,7 @@ FIELD_MANAGER: Final = "minisgl-operator"
 """Manager of the fields that the operator applies."""
 APPLICATION: Final = "minisgl"
 OPERATOR_APPLICATION: Final = "minisgl-operator"
+GATEWAY_APPLICATION: Final = "minisgl-gateway"
 
 NAME_LABEL: Final = "app.kubernetes.io/name"
 INSTANCE_LABEL: Final = "app.kubernetes.io/instance"

@@ -44,6 +44,8 @@ def engine_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     peers = [peer.manifest() for peer in model.spec.network_policy.ingress_from] or [{"podSelector": {}}]
+    if defaults.gateway is not None:
+        peers.append(_pods_of_release(defaults, names.GATEWAY_APPLICATION))
     clients = {"from": peers, "ports": policy_ports("http")}
     engines = {"to": [_pods_of(model, names.ENGINE)], "ports": policy_ports("scheduler", "control")}
     if not model.spec.frontend.mesh:
@@ -69,10 +71,7 @@ def _policy(
     egress: list[dict[str, Any]],
 ) -> Manifest:
     """Allows `ingress` and `egress`, and the operator's probes."""
-    operator = {
-        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: defaults.operator_namespace}},
-        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_APPLICATION}},
-    }
+    operator = _pods_of_release(defaults, names.OPERATOR_APPLICATION)
     spec = {
         **_pods_of(model, component),
         "policyTypes": ["Ingress", "Egress"],
@@ -81,6 +80,14 @@ def _policy(
     }
     name = f"{model.name}-{component}"
     return child(model, "networking.k8s.io/v1", "NetworkPolicy", name, component, {"spec": spec})
+
+
+def _pods_of_release(defaults: Defaults, application: str) -> dict[str, Any]:
+    """Pods of the operator's release, as a peer."""
+    return {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: defaults.operator_namespace}},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: application}},
+    }
 
 
 def _pods_of(model: InferenceModel, component: str) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.types import InferenceModel
-from support.cluster.inference_models import CLAIM, inference_model
+from support.cluster.inference_models import CLAIM, DEFAULTS, inference_model
 
 _IMAGE = {"image": {"reference": "registry.example.com/models/qwen3-8b:1", "path": "model", "pullPolicy": "Always"}}
 _TOLERATIONS = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -164,6 +166,7 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         },
         None,
     ),
+    "behind-a-gateway": ({}, CLAIM),
     "suspended": ({"suspend": True, "replicas": 2}, None),
     "without-network-policies": ({"networkPolicy": {"enabled": False}}, CLAIM),
 }
@@ -172,3 +175,10 @@ EXAMPLES: dict[str, InferenceModel] = {
     name: inference_model(spec, source=source) for name, (spec, source) in _EXAMPLES.items()
 }
 EXAMPLES["longest-name"] = inference_model({"replicas": 2}, name="m" * 40)
+
+_DEFAULTS: Final = {"behind-a-gateway": replace(DEFAULTS, gateway="minisgl")}
+
+
+def defaults_of(example: str) -> Defaults:
+    """The flags of the operator for which the example is rendered."""
+    return _DEFAULTS.get(example, DEFAULTS)
