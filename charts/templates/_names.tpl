@@ -169,8 +169,9 @@ fsGroup: 65532
 {{- end -}}
 {{- $value = $resources -}}
 {{- end -}}
-{{- with $value -}}
-{{- $_ := set $fields $field . -}}
+{{- /* Of this one the default is 1, and 0 is a value. */ -}}
+{{- if or (and (ne $field "minReplicas") $value) (and (eq $field "minReplicas") (eq (int $value) 0)) -}}
+{{- $_ := set $fields $field $value -}}
 {{- end -}}
 {{- end -}}
 {{- with $fields -}}

@@ -390,6 +390,7 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
         ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics/enabled': value must be true"),
         ({"metrics": {"enabled": None, "serviceMonitor": {"enabled": True}}}, "'enabled'"),
+        ({"defaults": {"frontend": {"minReplicas": 0}}}, "gateway/enabled': value must be true"),
         ({"metrics": {"rules": {"enabled": True}}}, "metrics/serviceMonitor/enabled': value must be true"),
         ({"metrics": {"rules": {"enabled": True}, "serviceMonitor": {"enabled": None}}}, "'enabled'"),
         ({"metrics": {"rules": {"enabled": True}, "serviceMonitor": None}}, "'serviceMonitor'"),

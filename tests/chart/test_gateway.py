@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
+from support.cluster.chart import (
+    CHART,
+    MATRIX,
+    NAMESPACE,
+    HelmError,
+    Object,
+    helm,
+    of_kind,
+    operator_pod,
+    pods,
+    rendered,
+)
 
 ENABLED: Object = {"gateway": {"enabled": True}}
 OF_TEAMS: Object = {"watchNamespaces": ["team-a", "team-b"], "rbac": {"aggregate": False}} | ENABLED
@@ -76,6 +87,23 @@ def test_it_reads_models_where_they_are_and_secrets_in_its_own_namespace(
     for binding in gateway(values, "RoleBinding", "ClusterRoleBinding"):
         [subject] = binding["subjects"]
         assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], NAMESPACE)
+
+
+def test_the_operator_finds_the_gateway_and_may_lead_models_to_it() -> None:
+    flag = "--gateway=minisgl"
+    assert flag in operator_pod(rendered(ENABLED))["containers"][0]["args"]
+    assert flag not in operator_pod(rendered({}))["containers"][0]["args"]
+
+    def rules(values: Object, kind: str, name: str) -> list[Object]:
+        [found] = [each for each in of_kind(rendered(values), kind) if each["metadata"]["name"] == name]
+        return list(found["rules"])
+
+    pods_of_gateway = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    assert pods_of_gateway in rules(OF_TEAMS, "Role", "minisgl-operator-lease")
+    assert pods_of_gateway not in rules({}, "Role", "minisgl-operator-lease")
+    restricted = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices/restricted"], "verbs": ["create"]}
+    assert restricted in rules(ENABLED, "ClusterRole", "minisgl-operator")
+    assert restricted not in rules({}, "ClusterRole", "minisgl-operator")
 
 
 def test_pods_that_may_use_a_model_s_service_reach_it_unless_the_values_say_otherwise() -> None:

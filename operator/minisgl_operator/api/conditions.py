@@ -79,6 +79,7 @@ class Reason(StrEnum):
 
     FRONTENDS_READY = "FrontendsReady"
     STARTING = "Starting"
+    GATEWAY_UNAVAILABLE = "GatewayUnavailable"
     NO_REPLICA_ROUTABLE = "NoReplicaRoutable"
 
     READY = "Ready"

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from minisgl_operator.api.base import ApiModel, LabelValue, ObjectName, problem
+from minisgl_operator.api.base import ApiModel, Integer, LabelValue, ObjectName, problem
 from minisgl_operator.api.pod_template import PodMetadata
 from minisgl_operator.api.scheduling import Resources, Toleration
 from minisgl_operator.api.upgrades import UpgradeSettings
@@ -29,8 +29,8 @@ class FetchDefaults(PodMetadata):
     """CPU and memory."""
 
 
-class FrontendDefaults(FetchDefaults):
-    """Defaults for frontend pods."""
+class PlacementDefaults(FetchDefaults):
+    """Defaults for pods of frontends and engines."""
 
     node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels that a node must have."""
@@ -38,7 +38,14 @@ class FrontendDefaults(FetchDefaults):
     """Taints of nodes that the pods tolerate."""
 
 
-class EngineDefaults(FrontendDefaults):
+class FrontendDefaults(PlacementDefaults):
+    """Defaults for frontend pods."""
+
+    min_replicas: Integer = Field(default=1, ge=0, le=1)
+    """Frontend pods of a model that is scaled to zero: 0, or 1 for as many as otherwise."""
+
+
+class EngineDefaults(PlacementDefaults):
     """Defaults for engine pods."""
 
     runtime_class_name: ObjectName | None = None

@@ -488,6 +488,9 @@ class FrontendSpec(PodSettings):
     replicas: Integer | None = Field(default=None, ge=1, le=100)
     """Number of frontend pods. Default: 1 at first, and then the number that another one, such as a
     HorizontalPodAutoscaler, gives the Deployment NAME-frontend."""
+    min_replicas: Integer | None = Field(default=None, ge=0, le=1)
+    """Frontend pods of a model that is scaled to zero. 0: none, and the cluster's gateway holds its next request;
+    without a gateway, as 1. 1: those of `replicas`. Default: that of the operator's configuration, or 1."""
     auth: Auth | None = None
     """Authentication of clients; default: none, only network policies restrict access."""
     args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)

@@ -22,6 +22,8 @@ POD_NAME_LABEL: Final = "statefulset.kubernetes.io/pod-name"
 MODEL_LABEL: Final = "serving.minisgl.io/model"
 REPLICA_LABEL: Final = "serving.minisgl.io/replica"
 REVISION_LABEL: Final = "serving.minisgl.io/revision"
+SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+"""Label of an EndpointSlice. Those of other managers have the labels of their Service."""
 CACHE_KEY_ANNOTATION: Final = "serving.minisgl.io/cache-key"
 """Annotation of engine pods: the directory of the cache that they load."""
 
@@ -93,6 +95,11 @@ def engine_revision(model: str, revision: str) -> str:
 
 def frontend(model: str) -> str:
     return f"{model}-frontend"
+
+
+def gateway(model: str) -> str:
+    """Name of the EndpointSlice that leads to the gateway."""
+    return f"{model}-gateway"
 
 
 def budget(model: str, component: str) -> str:

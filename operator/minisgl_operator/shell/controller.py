@@ -18,6 +18,7 @@ from minisgl_operator.shell.apply import Applier
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.events import Recorder
+from minisgl_operator.shell.gateways import Gateways, gateway_address
 from minisgl_operator.shell.health import Health, LoopLag
 from minisgl_operator.shell.nodes import NodeWatch
 from minisgl_operator.shell.peer_tokens import PeerTokens
@@ -58,8 +59,10 @@ class Controller:
         is_leader: Callable[[], bool] = lambda: True,
         address: Callable[[Manifest], str | None] = pod_address,
         on_restart: Callable[[], None] = lambda: None,
+        address_of_gateway: Callable[[Manifest], str] = gateway_address,
     ) -> None:
-        """`counts`: metrics that `client` reports its requests to. `address` returns the URL at which a pod is probed.
+        """`counts`: metrics that `client` reports its requests to. `address` returns the URL at which a pod is probed,
+        and `address_of_gateway` that of a pod of the gateway.
         `on_restart` is called when the watches must begin again: when another namespace may be watched, or when the API
         server's database was restored."""
         self._client = client
@@ -74,6 +77,16 @@ class Controller:
             on_request=lambda key: self.queue.add(key, urgent=True),
         )
         self._nodes = NodeWatch(client, self._on_node_change)
+        self._gateways = (
+            None
+            if config.defaults.gateway is None
+            else Gateways(
+                *(client, config.defaults.operator_namespace, config.defaults.gateway, config.probe_seconds),
+                on_change=self._on_gateway_change,
+                on_request=self._on_gateway_request,
+                address=address_of_gateway,
+            )
+        )
         self._recorder = Recorder(client, identity)
         self._writes = Writes()
         self._context = Context(
@@ -82,6 +95,7 @@ class Controller:
             applier=Applier(client, self.store, counts, lambda key: self.queue.add(key, urgent=True)),
             prober=self._prober,
             nodes=self._nodes,
+            gateways=self._gateways,
             pod_events=PodEvents(client),
             recorder=self._recorder,
             writes=self._writes,
@@ -130,6 +144,9 @@ class Controller:
         await self._wait_for_permissions()
         self._spawn(self._nodes.run(), "nodes")
         await self._nodes.attempted.wait()
+        if self._gateways is not None:
+            self._spawn(self._gateways.run(), "gateways")
+            await self._gateways.attempted.wait()
         while not await self._list_everything():
             await asyncio.sleep(_RESYNC_RETRY_SECONDS)
         self._spawn(self._prober.run(), "probes")
@@ -164,6 +181,17 @@ class Controller:
         for key, pod in self.store.pods():
             if names is None or node_of(pod) in names:
                 self.queue.add(key)
+
+    def _on_gateway_change(self, key: ModelKey | None) -> None:
+        """Queue a model, unless the gateway names one that does not exist; None: all of them."""
+        for each in self.store.models():
+            if key in (None, each):
+                self.queue.add(each)
+
+    def _on_gateway_request(self, key: ModelKey) -> None:
+        """Queue a model for which a request waits."""
+        if self.store.model(key) is not None:
+            self.queue.add(key, urgent=True)
 
     async def _work(self) -> None:
         clock = asyncio.get_running_loop().time

@@ -26,6 +26,7 @@ from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by, owner_name
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.events import Recorder
+from minisgl_operator.shell.gateways import Gateways
 from minisgl_operator.shell.nodes import NodeWatch
 from minisgl_operator.shell.peer_tokens import PeerTokens
 from minisgl_operator.shell.pod_events import PodEvents
@@ -62,6 +63,7 @@ class Context:
     applier: Applier
     prober: Prober
     nodes: NodeWatch
+    gateways: Gateways | None
     pod_events: PodEvents
     recorder: Recorder
     writes: Writes
@@ -208,6 +210,7 @@ def _observe(
         reports={uid: reports[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in reports},
         events=events,
         read_by_others=context.store.directories_read(key.namespace, names.cache(key.name)),
+        gateway=None if context.gateways is None else context.gateways.pods,
         nodes=_nodes_of(context, pods),
         rejections=rejections,
         dry_run=dry_run,

@@ -72,7 +72,7 @@ MATRIX: Final[dict[str, Object]] = {
                 "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
                 "runtimeClassName": "nvidia",
             },
-            "frontend": {"nodeSelector": {"pool": "web"}, "resources": {"limits": {"memory": "1Gi"}}},
+            "frontend": {"minReplicas": 0, "nodeSelector": {"pool": "web"}, "resources": {"limits": {"memory": "1Gi"}}},
             "fetch": {"annotations": {"a": "b"}},
             "rollout": {
                 "waves": [

@@ -1,0 +1,163 @@
+"""Polls of the cluster's gateway: one of each of its pods answers for all models.
+
+The pods are listed all the time, because they have no label that the watches select, and may be in a namespace that is
+not watched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final
+
+import aiohttp
+import msgspec
+
+from minisgl.wire.gateway_status import GatewayStatus
+from minisgl_operator.api.objects import Manifest, has_condition, is_deleting
+from minisgl_operator.facts.gateway import addresses
+from minisgl_operator.facts.observed import GatewayPod
+from minisgl_operator.facts.pods import containers_started
+from minisgl_operator.render import names
+from minisgl_operator.shell.client import ApiError, Client
+from minisgl_operator.shell.resources import POD
+from minisgl_operator.shell.store import ModelKey
+
+_log = logging.getLogger(__name__)
+
+_CONTROL_PORT: Final = 8001
+_PATH: Final = "/gateway/status"
+_POLL_SECONDS: Final = 1.0
+"""A request of a model at zero waits for the next poll."""
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
+_MAX_BODY: Final = 2**23
+# One failed poll of a busy node does not change the state yet.
+_FAILURES: Final = 2
+
+
+def gateway_address(pod: Manifest) -> str:
+    """URL of the control port of a pod with an address."""
+    ip = pod["status"]["podIP"]
+    return f"http://[{ip}]:{_CONTROL_PORT}" if ":" in ip else f"http://{ip}:{_CONTROL_PORT}"
+
+
+class Gateways:
+    """The gateway's pods, of which `pods` is None until they were listed once. `attempted` is set after the first
+    round."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        instance: str,
+        seconds: float,
+        on_change: Callable[[ModelKey | None], None],
+        on_request: Callable[[ModelKey], None],
+        address: Callable[[Manifest], str] = gateway_address,
+    ) -> None:
+        """`seconds` is the time between lists of the pods. `on_change` is called with a model of which no more requests
+        wait, and with None when something about all models has changed; `on_request` with one for which a request
+        waits. `address` differs for simulated pods."""
+        self.pods: tuple[GatewayPod, ...] | None = None
+        self.attempted = asyncio.Event()
+        self._client = client
+        self._namespace = namespace
+        self._selector = f"{names.NAME_LABEL}={names.GATEWAY_APPLICATION},{names.INSTANCE_LABEL}={instance}"
+        self._seconds = seconds
+        self._on_change = on_change
+        self._on_request = on_request
+        self._address = address
+        self._listed: list[Manifest] | None = None
+        self._failures: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        clock = asyncio.get_running_loop().time
+        list_at = clock()
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+            while True:
+                began = clock()
+                if began >= list_at:
+                    await self._list()
+                    list_at = began + self._seconds
+                await self._poll_all(session)
+                self.attempted.set()
+                await asyncio.sleep(max(0.0, began + min(_POLL_SECONDS, self._seconds) - clock()))
+
+    async def _list(self) -> None:
+        try:
+            pages = self._client.pages(POD, self._namespace, self._selector)
+            self._listed = [pod async for page in pages for pod in page.items if _is_running(pod)]
+        except ApiError as error:
+            _log.warning("Could not list the pods of the gateway: %s", error.message)
+
+    async def _poll_all(self, session: aiohttp.ClientSession) -> None:
+        if self._listed is None:
+            return
+        before = {pod.name: pod for pod in self.pods or ()}
+        now = self._client.now()
+        found = await asyncio.gather(*(self._poll(session, pod, before, now) for pod in self._listed))
+        self._failures = {pod.name: self._failures.get(pod.name, 0) for pod in found}
+        last, self.pods = self.pods, tuple(found)
+        if last is None or _common(last) != _common(found):
+            self._on_change(None)
+        held_before, held = _held(last or ()), _held(found)
+        for name in held - held_before:
+            self._on_request(_key(name))
+        for name in held_before - held:
+            self._on_change(_key(name))
+
+    async def _poll(
+        self, session: aiohttp.ClientSession, pod: Manifest, before: dict[str, GatewayPod], now: datetime
+    ) -> GatewayPod:
+        name = str(pod["metadata"]["name"])
+        status, last = await self._request(session, pod), before.get(name)
+        self._failures[name] = 0 if status is not None else self._failures.get(name, 0) + 1
+        if status is None and last is not None and self._failures[name] < _FAILURES:
+            status = last.status
+        since = None if status is not None else now if last is None else last.silent_since or now
+        ready = has_condition(pod, "Ready") and not is_deleting(pod)
+        return GatewayPod(name, str(pod["status"]["podIP"]), ready, status, since)
+
+    async def _request(self, session: aiohttp.ClientSession, pod: Manifest) -> GatewayStatus | None:
+        """The answer of a pod; None without a usable one."""
+        name = pod["metadata"]["name"]
+        try:
+            async with session.get(f"{self._address(pod)}{_PATH}", allow_redirects=False) as response:
+                body = bytearray()
+                async for part in response.content.iter_any():
+                    body += part
+                    if len(body) > _MAX_BODY:
+                        _log.warning("The answer of gateway %s is larger than %d bytes", name, _MAX_BODY)
+                        response.close()
+                        return None
+                if response.status == 200:
+                    return msgspec.json.decode(bytes(body), type=GatewayStatus)
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
+            _log.debug("Gateway %s does not answer: %s", name, error)
+        return None
+
+
+def _is_running(pod: Manifest) -> bool:
+    """True if it may have requests, as one that stops may."""
+    status = pod.get("status") or {}
+    return status.get("phase") == "Running" and bool(status.get("podIP")) and containers_started(pod)
+
+
+def _common(pods: Iterable[GatewayPod]) -> object:
+    """What matters to every model."""
+    pods = tuple(pods)
+    return addresses(pods), sorted(pod.name for pod in pods if pod.status is None)
+
+
+def _held(pods: Iterable[GatewayPod]) -> set[str]:
+    """Models for which requests wait."""
+    found = (pod.status.models for pod in pods if pod.status is not None)
+    return {name for models in found for name, model in models.items() if model.held > 0}
+
+
+def _key(name: str) -> ModelKey:
+    namespace, _, model = name.partition("/")
+    return ModelKey(namespace, model)
