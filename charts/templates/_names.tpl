@@ -139,6 +139,18 @@ fsGroup: 65532
 {{- with .Values.defaults.storageClassName -}}
 {{- $_ := set $defaults "storageClassName" . -}}
 {{- end -}}
+{{- range $section := list "hub" "proxy" "networkPolicy" -}}
+{{- $fields := dict -}}
+{{- range $field, $value := get $.Values.defaults $section -}}
+{{- /* A Secret or ConfigMap without a name is none. */ -}}
+{{- if and $value (or (not (kindIs "map" $value)) $value.name) -}}
+{{- $_ := set $fields $field $value -}}
+{{- end -}}
+{{- end -}}
+{{- with $fields -}}
+{{- $_ := set $defaults $section . -}}
+{{- end -}}
+{{- end -}}
 {{- $rollout := dict -}}
 {{- range $field := list "waves" "maxModels" -}}
 {{- with get $.Values.defaults.rollout $field -}}

@@ -8,9 +8,10 @@ from typing import Any, Final, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from minisgl_operator.api.base import ApiModel, Integer, LabelValue, ObjectName, problem
+from minisgl_operator.api.base import ApiModel, DnsLabel, Integer, LabelValue, ObjectName, SecretKey, problem
 from minisgl_operator.api.pod_template import PodMetadata
 from minisgl_operator.api.scheduling import Resources, Toleration
+from minisgl_operator.api.types import NetworkPeer, TokenSecretReference
 from minisgl_operator.api.upgrades import UpgradeSettings
 
 _MAX_PROBLEMS: Final = 5
@@ -36,6 +37,8 @@ class PlacementDefaults(FetchDefaults):
     """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
     """Taints of nodes that the pods tolerate."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pods."""
 
 
 class FrontendDefaults(PlacementDefaults):
@@ -50,6 +53,46 @@ class EngineDefaults(PlacementDefaults):
 
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods."""
+
+
+class CaConfigMap(ApiModel):
+    """A key of a ConfigMap in the namespace of each model."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+    key: SecretKey = "ca.crt"
+    """Key with certificates in PEM."""
+
+
+class HubDefaults(ApiModel):
+    """How fetch pods reach the Hub."""
+
+    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s]+$")
+    """URL of a mirror of the Hub."""
+    token_secret: TokenSecretReference | None = None
+    """Secret with a Hub token; a namespace without it fetches without a token."""
+    ca_config_map: CaConfigMap | None = None
+    """Certificates of authorities that are trusted instead of those in the image."""
+
+
+class ProxyDefaults(ApiModel):
+    """Proxies of fetch pods, as in the variables HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
+
+    http: str = Field(default="", max_length=500)
+    """Proxy for http URLs."""
+    https: str = Field(default="", max_length=500)
+    """Proxy for https URLs."""
+    no_proxy: str = Field(default="", max_length=8192)
+    """Hosts to connect to without a proxy, separated by commas."""
+
+
+class NetworkPolicyDefaults(ApiModel):
+    """Access to the endpoints of models."""
+
+    ingress_from: tuple[NetworkPeer, ...] = Field(default=(), max_length=32)
+    """Clients of models that name none; default: pods of the model's namespace."""
+    monitoring_namespaces: tuple[DnsLabel, ...] = Field(default=(), max_length=32)
+    """Namespaces whose pods may read the metrics of all models, and so reach their endpoints."""
 
 
 class ModelDefaults(ApiModel):
@@ -70,6 +113,12 @@ class ModelDefaults(ApiModel):
     """Defaults for frontend pods."""
     fetch: FetchDefaults = FetchDefaults()
     """Defaults for fetch pods."""
+    hub: HubDefaults = HubDefaults()
+    """How fetch pods reach the Hub."""
+    proxy: ProxyDefaults = ProxyDefaults()
+    """Proxies of fetch pods."""
+    network_policy: NetworkPolicyDefaults = NetworkPolicyDefaults()
+    """Access to the endpoints of models."""
     rollout: UpgradeSettings | None = None
     """How models get the pods of a new operator; default: all at once."""
 

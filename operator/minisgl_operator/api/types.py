@@ -635,6 +635,9 @@ class InferenceModelSpec(ApiModel):
     """Pods that serve the OpenAI API."""
     fetch: FetchSpec = FetchSpec()
     """Pod that fetches a model from the Hub."""
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of engine and fetch pods, such as one that a cloud gives access to storage (workload identity). It
+    must exist in the namespace. Default: accounts without any rights that the operator creates."""
     drain_seconds: Integer = Field(default=300, ge=1, le=86_400)
     """Time for running requests in a pod that stops, in seconds. Those of an engine pod then go on at another replica,
     or wait for one; those of a frontend pod end with an error."""

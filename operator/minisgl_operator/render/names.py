@@ -59,6 +59,8 @@ PEERS: Final = "peers"
 
 KEYS_VOLUME: Final = "keys"
 """Volume of a frontend with its API keys."""
+CA_VOLUME: Final = "minisgl-ca"
+"""Volume of a fetch pod with a bundle of certificates."""
 PEERS_VOLUME: Final = "minisgl-peers"
 """Volume of engines and frontends with the tokens of the model's pods."""
 

@@ -64,7 +64,18 @@ MATRIX: Final[dict[str, Object]] = {
             "imagePullSecrets": [{"name": "registry-of-models"}],
             "podIdentity": "Namespace",
             "storageClassName": "fast",
+            "hub": {
+                "endpoint": "https://hub.example.com",
+                "tokenSecret": {"name": "hub"},
+                "caConfigMap": {"name": "company-ca", "key": "bundle.pem"},
+            },
+            "proxy": {"https": "http://proxy:3128", "noProxy": ".svc,10.0.0.0/8"},
+            "networkPolicy": {
+                "ingressFrom": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"client": "yes"}}}],
+                "monitoringNamespaces": ["monitoring"],
+            },
             "engine": {
+                "priorityClassName": "engines",
                 "labels": {"team": "a"},
                 "annotations": {"example.com/price": "$(POD_NAMESPACE) $5 <&>"},
                 "resources": {"requests": {"cpu": 4, "memory": "64Gi"}},
@@ -72,7 +83,12 @@ MATRIX: Final[dict[str, Object]] = {
                 "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
                 "runtimeClassName": "nvidia",
             },
-            "frontend": {"minReplicas": 0, "nodeSelector": {"pool": "web"}, "resources": {"limits": {"memory": "1Gi"}}},
+            "frontend": {
+                "minReplicas": 0,
+                "priorityClassName": "frontends",
+                "nodeSelector": {"pool": "web"},
+                "resources": {"limits": {"memory": "1Gi"}},
+            },
             "fetch": {"annotations": {"a": "b"}},
             "rollout": {
                 "waves": [
