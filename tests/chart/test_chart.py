@@ -97,7 +97,7 @@ def test_the_role_covers_exactly_the_kinds_of_children() -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert written == children
+    assert written == children | {(resources.HTTP_ROUTE.group, resources.HTTP_ROUTE.plural)}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("default", "ClusterRole"), ("namespaced", "Role")])
@@ -373,6 +373,7 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"frontend": {"annotations": {"serving.minisgl.io/a": ""}}}}, "annotations"),
         ({"defaults": {"hub": {"endpoint": "hub.example.com"}}}, "hub/endpoint"),
         ({"defaults": {"hub": {"tokenSecret": {"names": "a"}}}}, "hub/tokenSecret"),
+        ({"defaults": {"route": {"parentRefs": [{"namespace": "a"}]}}}, "route/parentRefs/0"),
         ({"defaults": {"proxy": {"ftp": "a"}}}, "proxy"),
         ({"defaults": {"networkPolicy": {"monitoringNamespaces": "a"}}}, "monitoringNamespaces"),
         ({"defaults": {"rollout": {"maxModels": -1}}}, "rollout/maxModels"),

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from minisgl_operator.api.base import ApiModel, DnsLabel, Integer, LabelValue, ObjectName, SecretKey, problem
 from minisgl_operator.api.pod_template import PodMetadata
+from minisgl_operator.api.route import Hostnames, ParentReferences
 from minisgl_operator.api.scheduling import Resources, Toleration
 from minisgl_operator.api.types import NetworkPeer, TokenSecretReference
 from minisgl_operator.api.upgrades import UpgradeSettings
@@ -95,6 +96,15 @@ class NetworkPolicyDefaults(ApiModel):
     """Namespaces whose pods may read the metrics of all models, and so reach their endpoints."""
 
 
+class RouteDefaults(ApiModel):
+    """Routes of the Gateway API to models."""
+
+    parent_refs: ParentReferences = ()
+    """Gateways that lead to models which name none; default: only models with parentRefs of their own have a route."""
+    hostnames: Hostnames = ()
+    """Host names of requests to models which name none; default: all."""
+
+
 class ModelDefaults(ApiModel):
     """Values for fields that a model leaves out: the flag --defaults.
 
@@ -119,6 +129,8 @@ class ModelDefaults(ApiModel):
     """Proxies of fetch pods."""
     network_policy: NetworkPolicyDefaults = NetworkPolicyDefaults()
     """Access to the endpoints of models."""
+    route: RouteDefaults = RouteDefaults()
+    """Routes of the Gateway API to models."""
     rollout: UpgradeSettings | None = None
     """How models get the pods of a new operator; default: all at once."""
 

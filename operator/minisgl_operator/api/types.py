@@ -25,6 +25,7 @@ from minisgl_operator.api.base import (
     problem,
 )
 from minisgl_operator.api.pod_template import PodTemplate
+from minisgl_operator.api.route import Route
 from minisgl_operator.api.scheduling import LabelSelector, PodSettings, PullPolicy, Resources
 
 GROUP: Final = "serving.minisgl.io"
@@ -649,6 +650,9 @@ class InferenceModelSpec(ApiModel):
     """Limits on evictions of the model's pods, as by node drains."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Network access to the endpoint."""
+    route: Route | None = None
+    """Route of the Gateway API to the model; default: one to the Gateways of the operator's configuration, if it names
+    any."""
 
 
 NAME_RULE: Final = Rule(

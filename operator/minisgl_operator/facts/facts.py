@@ -21,6 +21,7 @@ from minisgl_operator.api.objects import (
     ref_of,
     true_condition,
 )
+from minisgl_operator.api.route import ParentReference
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
@@ -46,10 +47,11 @@ from minisgl_operator.facts.rollout.selection import Rollout, Selection, select
 from minisgl_operator.facts.rollout.surge import Strategy, auto_strategy, surge_end
 from minisgl_operator.facts.rollout.upgrade import Templates, Upgrade, upgrade_of
 from minisgl_operator.facts.rollout.waves import Turn
+from minisgl_operator.facts.route import members
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.silent_frontends import SilentFrontend, next_left_out, silent_frontends
 from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
-from minisgl_operator.render import engine, frontend, gateway, model_files, names, render
+from minisgl_operator.render import engine, frontend, model_files, names, render, route
 from minisgl_operator.render.engine_template import EngineTemplate
 from minisgl_operator.render.pruning import Pruning, pruning
 
@@ -101,10 +103,18 @@ class Facts:
     def desired(self) -> dict[Ref, Manifest]:
         """Manifests of all children that the spec asks for, with the replicas that stay."""
         indices = [replica.index for replica in self.replicas]
-        manifests = [*render(self.model, self.defaults, indices, self.template)]
-        if self.leads_to_gateway:
-            manifests.insert(0, gateway.endpoint_slice(self.model, self.gateway_addresses))
+        has_route = self.parents and self.observed.routes_served
+        manifests = render(
+            *(self.model, self.defaults, indices, self.template),
+            gateway_addresses=self.gateway_addresses if self.leads_to_gateway else None,
+            group=members(self.model, self.observed.model_object, self.observed.group) if has_route else (),
+        )
         return {ref_of(manifest): manifest for manifest in manifests}
+
+    @property
+    def parents(self) -> tuple[ParentReference, ...]:
+        """Gateways that shall lead to the model; without any it has no route."""
+        return route.parents(self.model, self.defaults)
 
     @cached_property
     def conflicts(self) -> dict[Ref, str]:

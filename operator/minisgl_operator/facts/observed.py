@@ -108,6 +108,8 @@ class Observed:
     read_by_others: directories of the model's own cache that other models read as `source.pvc`; "" for all of it.
     gateway: pods of the cluster's gateway that have started; None if there is no gateway, or they are not known yet.
     nodes: nodes of the pods, without those that do not exist; None if the operator cannot read nodes.
+    group: other models with the group of this model's route.
+    routes_served: whether the cluster has HTTPRoutes of the Gateway API; None: not known yet.
     rejections: requests of the last plan that the API server rejected, or permissions that the operator lacks.
     dry_run: the response to the dry run of the last plan; None without one.
     """
@@ -121,6 +123,8 @@ class Observed:
     read_by_others: frozenset[str] = frozenset()
     gateway: tuple[GatewayPod, ...] | None = None
     nodes: Nodes | None = None
+    group: tuple[Manifest, ...] = ()
+    routes_served: bool | None = None
     rejections: tuple[Rejection, ...] = ()
     dry_run: DryRun | None = None
 

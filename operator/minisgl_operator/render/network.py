@@ -11,6 +11,7 @@ from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import hub_access, names
 from minisgl_operator.render.child import child
 from minisgl_operator.render.pods import policy_ports
+from minisgl_operator.render.route import gateway_namespaces
 
 _NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
 # DNS pods of OpenShift listen on 5353: policies see the port behind the Service.
@@ -48,6 +49,8 @@ def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     peers = [peer.manifest() for peer in clients_of_model] or [{"podSelector": {}}]
     if default.monitoring_namespaces:
         peers.append(_pods_in(*default.monitoring_namespaces))
+    if gateways := gateway_namespaces(model, defaults):
+        peers.append(_pods_in(*gateways))
     if defaults.gateway is not None:
         peers.append(_pods_of_release(defaults, names.GATEWAY_APPLICATION))
     clients = {"from": peers, "ports": policy_ports("http")}

@@ -73,7 +73,10 @@ WATCHED: Final = (MODEL, *CHILDREN, POD)
 
 CHILD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 
-_BY_KIND: Final = {resource.kind: resource for resource in WATCHED}
+HTTP_ROUTE: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+"""Children that are listed instead, as not every cluster has the kind."""
+
+_BY_KIND: Final = {resource.kind: resource for resource in (*WATCHED, HTTP_ROUTE)}
 
 
 def selector(resource: Resource) -> str:

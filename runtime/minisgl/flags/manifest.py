@@ -73,6 +73,7 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
     "frontend.auth": "any client that reaches the port may use the API; to require keys, set --api-keys",
     "frontend.args": "give these flags to serve",
     "frontend.env": "set the variables in the environment",
+    "route": "clients use the address of this machine",
     "networkPolicy": "set --host to the address to listen on",
 }
 """Fields without effect, with the reason or what to do instead."""

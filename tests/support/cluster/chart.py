@@ -74,6 +74,7 @@ MATRIX: Final[dict[str, Object]] = {
                 "ingressFrom": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"client": "yes"}}}],
                 "monitoringNamespaces": ["monitoring"],
             },
+            "route": {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["*.example.com"]},
             "engine": {
                 "priorityClassName": "engines",
                 "labels": {"team": "a"},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
-from minisgl_operator.api.defaults import Defaults
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
+from minisgl_operator.render import render
+from minisgl_operator.render.route import Member
 from support.cluster.inference_models import CLAIM, DEFAULTS, inference_model
 
 _IMAGE = {"image": {"reference": "registry.example.com/models/qwen3-8b:1", "path": "model", "pullPolicy": "Always"}}
@@ -167,6 +169,18 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         None,
     ),
     "behind-a-gateway": ({}, CLAIM),
+    "route-of-a-group": (
+        {
+            "model": {"servedNames": ["qwen3"]},
+            "route": {
+                "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],
+                "hostnames": ["models.example.com"],
+                "group": "chat",
+                "weight": 9,
+            },
+        },
+        CLAIM,
+    ),
     "suspended": ({"suspend": True, "replicas": 2}, None),
     "without-network-policies": ({"networkPolicy": {"enabled": False}}, CLAIM),
 }
@@ -176,9 +190,12 @@ EXAMPLES: dict[str, InferenceModel] = {
 }
 EXAMPLES["longest-name"] = inference_model({"replicas": 2}, name="m" * 40)
 
-_DEFAULTS: Final = {"behind-a-gateway": replace(DEFAULTS, gateway="minisgl")}
 
-
-def defaults_of(example: str) -> Defaults:
-    """The flags of the operator for which the example is rendered."""
-    return _DEFAULTS.get(example, DEFAULTS)
+def children_of(example: str) -> tuple[Manifest, ...]:
+    """Everything that the operator applies for the example."""
+    model = EXAMPLES[example]
+    if example == "behind-a-gateway":
+        return render(model, replace(DEFAULTS, gateway="minisgl"), gateway_addresses=["10.0.0.1", "10.0.0.2"])
+    if example == "route-of-a-group":
+        return render(model, DEFAULTS, group=[Member("qwen", ("qwen3",), 9), Member("qwen-canary", ("qwen3",), 1)])
+    return render(model, DEFAULTS)

@@ -27,6 +27,7 @@ _CHANGES_NO_PODS: Final = {
     "rollout",
     "availability",
     "network_policy",
+    "route",
 }
 
 
