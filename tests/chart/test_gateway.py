@@ -61,18 +61,18 @@ def test_another_one_may_set_the_number_of_pods() -> None:
 
 
 def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() -> None:
-    arguments = ["gateway", "--host=0.0.0.0", "--port=8000", "--control-port=8001"]
+    arguments = ["gateway", "--host=::", "--port=8000", "--control-port=8001"]
     assert container(ENABLED)["args"] == arguments
-    assert container(OF_TEAMS)["args"] == [*arguments, "--namespace=team-a", "--namespace=team-b"]
+    assert container(OF_TEAMS)["args"] == [*arguments, "--namespace", "team-a", "team-b"]
     everything = container(MATRIX["everything"])
-    assert everything["args"] == [*arguments, "--queue-timeout", "30"]
+    assert everything["args"] == [*arguments, "--key-secrets", "--queue-timeout", "30"]
     assert everything["image"].startswith("registry.example.com:5000/mirror/minisgl/frontend:")
 
 
 @pytest.mark.parametrize(
     ("values", "places"), [(ENABLED, [("ClusterRole", None)]), (OF_TEAMS, [("Role", "team-a"), ("Role", "team-b")])]
 )
-def test_it_reads_models_where_they_are_and_secrets_in_its_own_namespace(
+def test_it_reads_models_where_they_are_and_nothing_else(
     values: Object, places: list[tuple[str, Any]]
 ) -> None:
     rules = {
@@ -81,12 +81,35 @@ def test_it_reads_models_where_they_are_and_secrets_in_its_own_namespace(
     }
     read = {"verbs": ["get", "list", "watch"]}
     models = [{"apiGroups": ["serving.minisgl.io"], "resources": ["inferencemodels"]} | read]
-    secrets = [{"apiGroups": [""], "resources": ["secrets"]} | read]
-    assert rules == {**dict.fromkeys(places, models), ("Role", NAMESPACE): secrets}
+    assert rules == dict.fromkeys(places, models)
     [account] = gateway(values, "ServiceAccount")
     for binding in gateway(values, "RoleBinding", "ClusterRoleBinding"):
         [subject] = binding["subjects"]
         assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], NAMESPACE)
+
+
+def test_it_reads_secrets_of_its_own_namespace_if_they_have_its_keys() -> None:
+    [role] = gateway({"gateway": {"enabled": True, "keySecrets": True}}, "Role")
+    assert role["metadata"]["namespace"] == NAMESPACE
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]}]
+
+
+def test_it_leaves_the_service_before_it_stops() -> None:
+    found = container(ENABLED)
+    assert found["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "control"}
+    for probe in ("startupProbe", "livenessProbe"):
+        assert found[probe]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_prometheus_finds_it_with_the_frontends() -> None:
+    monitored = ENABLED | {"metrics": {"podMonitor": {"enabled": True}}}
+    [monitor], [deployment] = gateway(monitored, "PodMonitor"), gateway(monitored, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert not gateway(ENABLED, "PodMonitor")
+    allowed = policy(monitored | {"defaults": {"networkPolicy": {"monitoringNamespaces": ["monitoring"]}}})
+    [names] = allowed["ingress"][0]["from"][1]["namespaceSelector"]["matchExpressions"]
+    assert names["values"] == ["monitoring"]
 
 
 def test_the_operator_finds_the_gateway_and_may_lead_models_to_it() -> None:
@@ -128,7 +151,7 @@ def test_it_reaches_names_the_api_server_and_frontends_of_its_models() -> None:
     assert policy(ENABLED)["egress"][2]["to"][0]["namespaceSelector"] == {}
 
 
-@pytest.mark.parametrize("argument", ["--port", "--namespace=other", "--control-port=1", "--host=::"])
+@pytest.mark.parametrize("argument", ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets"])
 def test_an_argument_that_the_chart_sets_is_rejected(argument: str) -> None:
     with pytest.raises(HelmError, match="gateway/args/0"):
         rendered({"gateway": {"enabled": True, "args": [argument]}})

@@ -48,9 +48,13 @@ def service(model: InferenceModel) -> Manifest:
 
 
 def gateway_service(model: InferenceModel) -> Manifest:
-    """The frontends for the gateway. The Service of the endpoint may lead to the gateway itself."""
+    """The frontends for the gateway, which connects to their own port. The Service of the endpoint may lead to the
+    gateway itself."""
+    spec = _service_spec(model)
+    own = {"name": "http-frontend", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}
     name = names.frontend(model.name)
-    return child(model, "v1", "Service", name, names.FRONTEND, {"spec": _service_spec(model)})
+    body = {"spec": {**spec, "ports": [*spec["ports"], own]}}
+    return child(model, "v1", "Service", name, names.FRONTEND, body)
 
 
 def leaders_service(model: InferenceModel) -> Manifest:

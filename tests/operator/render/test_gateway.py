@@ -32,7 +32,10 @@ def test_a_gateway_adds_one_service_and_changes_no_pod(model: Any) -> None:
 
 def test_the_gateway_finds_the_frontends_under_a_name_of_their_own() -> None:
     found = children()
-    assert found[Ref("Service", "qwen-frontend")]["spec"] == found[Ref("Service", "qwen")]["spec"]
+    service, endpoint = (found[Ref("Service", name)]["spec"] for name in ("qwen-frontend", "qwen"))
+    assert service["selector"] == endpoint["selector"]
+    assert [port["port"] for port in service["ports"]] == [80, 8000], "as the endpoint, and as its pods"
+    assert {port["targetPort"] for port in service["ports"]} == {"http"}
 
 
 @pytest.mark.parametrize("own", [[], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]], ids=["default clients", "own clients"])

@@ -106,6 +106,7 @@ MATRIX: Final[dict[str, Object]] = {
         "gateway": {
             "enabled": True,
             "replicas": 3,
+            "keySecrets": True,
             "args": ["--queue-timeout", "30"],
             "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "nodeSelector": {"pool": "web"},
