@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from minisgl_operator.api.objects import Manifest
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.operated_cluster import OperatedCluster, pvc_model
 from support.cluster.simulated_pods import running_status
@@ -20,21 +19,6 @@ SERVICE = "kubernetes.io/service-name"
 def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
     with OperatedCluster(control_plane) as cluster:
         yield cluster
-
-
-def start_gateway(cluster: OperatedCluster, name: str) -> None:
-    """A pod as that of the chart, which runs."""
-    labels = {"app.kubernetes.io/name": "minisgl-gateway", "app.kubernetes.io/instance": "prod"}
-    pod: Manifest = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {"containers": [{"name": "gateway", "image": "gateway"}]},
-    }
-    cluster.gateways[name] = {"models": {}}
-    cluster.apply(pod)
-    status = running_status(pod) | {"podIP": ADDRESS, "podIPs": [{"ip": ADDRESS}]}
-    cluster.merge("Pod", name, {"status": status}, "status")
 
 
 def endpoints(cluster: OperatedCluster, service: str) -> set[str]:
@@ -62,7 +46,7 @@ def frontends(cluster: OperatedCluster) -> int:
 
 
 def test_an_idle_model_has_no_pod_and_its_service_leads_to_the_gateway(cluster: OperatedCluster) -> None:
-    start_gateway(cluster, "gateway-0")
+    cluster.start_gateway("gateway-0", "prod", ADDRESS)
     autoscaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"runningPerReplica": 4}, "idleSecondsToZero": 30}
     with cluster.operator(gateway="prod") as operator:
         cluster.apply(pvc_model("idle", autoscaling=autoscaling, frontend={"minReplicas": 0}))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-import support.cluster
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.shell.resources import HTTP_ROUTE, MODEL
 from support.cluster.control_plane import LocalControlPlane
-from support.cluster.operated_cluster import OperatedCluster, pvc_model
+from support.cluster.http_routes import http_routes
+from support.cluster.operated_cluster import OperatedCluster, RunningOperator, pvc_model
 
-DEFINITION = Path(support.cluster.__file__).parent / "http_routes.yaml"
 GATEWAY = {"name": "public", "namespace": "gateways"}
 
 
@@ -22,7 +20,6 @@ GATEWAY = {"name": "public", "namespace": "gateways"}
 def cluster(control_plane: LocalControlPlane) -> Iterator[OperatedCluster]:
     with OperatedCluster(control_plane) as cluster:
         yield cluster
-    control_plane.kubectl("delete", "-f", str(DEFINITION), "--ignore-not-found")
 
 
 def routed(name: str, **route: Any) -> Manifest:
@@ -56,27 +53,30 @@ def test_models_get_routes_once_the_kind_is_served_and_a_group_divides_its_reque
     with cluster.operator() as operator:
         cluster.apply(routed("a", group="chat", weight=9))
         cluster.until(lambda: reason("a") == "GatewayApiMissing", "the kind is missed")
-        cluster.control_plane.kubectl("apply", "-f", str(DEFINITION))
-        cluster.control_plane.wait_for_definition(HTTP_ROUTE.title)
-        cluster.until(lambda: len(weights(cluster, "a")) == 3, "the route")
-        cluster.until(lambda: reason("a") == "WaitingForGateway", "the Gateway is waited for")
-        accept(cluster, "a", "True")
-        cluster.until(lambda: reason("a") == "Accepted", "the Gateway accepts")
-        accept(cluster, "a", "False")
-        cluster.until(lambda: reason("a") == "RouteRefused", "the Gateway refuses")
+        with http_routes(cluster.control_plane):
+            _divide_a_group(cluster, operator, reason)
 
-        cluster.apply(routed("b", group="chat"))
-        cluster.until(lambda: weights(cluster, "a") == [{"a": 9, "b": 1}] * 2 + [{"a": 1}], "a share of the requests")
-        cluster.until(lambda: weights(cluster, "b") == [{"b": 1}], "a path of its own")
-        cluster.delete(HTTP_ROUTE.kind, "b")
-        cluster.until(lambda: weights(cluster, "b") == [{"b": 1}], "the route again")
-        cluster.until_quiet(operator)
-        writes = operator.writes()
-        cluster.until_quiet(operator)
-        assert operator.writes() == writes, "defaults of the API server are no change"
 
-        cluster.delete(MODEL.kind, "a")
-        cluster.until(lambda: weights(cluster, "b") == [{"b": 1}] * 3, "the names of the group")
-        cluster.until(lambda: cluster.get(HTTP_ROUTE.kind, "a") is None, "no route of the deleted model")
-        cluster.merge(MODEL.kind, "b", {"spec": {"route": None}})
-        cluster.until(lambda: cluster.get(HTTP_ROUTE.kind, "b") is None, "no route that is not wanted")
+def _divide_a_group(cluster: OperatedCluster, operator: RunningOperator, reason: Callable[[str], object]) -> None:
+    cluster.until(lambda: len(weights(cluster, "a")) == 3, "the route")
+    cluster.until(lambda: reason("a") == "WaitingForGateway", "the Gateway is waited for")
+    accept(cluster, "a", "True")
+    cluster.until(lambda: reason("a") == "Accepted", "the Gateway accepts")
+    accept(cluster, "a", "False")
+    cluster.until(lambda: reason("a") == "RouteRefused", "the Gateway refuses")
+
+    cluster.apply(routed("b", group="chat"))
+    cluster.until(lambda: weights(cluster, "a") == [{"a": 9, "b": 1}] * 2 + [{"a": 1}], "a share of the requests")
+    cluster.until(lambda: weights(cluster, "b") == [{"b": 1}], "a path of its own")
+    cluster.delete(HTTP_ROUTE.kind, "b")
+    cluster.until(lambda: weights(cluster, "b") == [{"b": 1}], "the route again")
+    cluster.until_quiet(operator)
+    writes = operator.writes()
+    cluster.until_quiet(operator)
+    assert operator.writes() == writes, "defaults of the API server are no change"
+
+    cluster.delete(MODEL.kind, "a")
+    cluster.until(lambda: weights(cluster, "b") == [{"b": 1}] * 3, "the names of the group")
+    cluster.until(lambda: cluster.get(HTTP_ROUTE.kind, "a") is None, "no route of the deleted model")
+    cluster.merge(MODEL.kind, "b", {"spec": {"route": None}})
+    cluster.until(lambda: cluster.get(HTTP_ROUTE.kind, "b") is None, "no route that is not wanted")

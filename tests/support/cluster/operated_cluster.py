@@ -28,7 +28,13 @@ from minisgl.wire.status import SECRET_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.defaults import Defaults, ModelDefaults
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.render.names import MODEL_LABEL, PEERS_VOLUME
+from minisgl_operator.render.names import (
+    GATEWAY_APPLICATION,
+    INSTANCE_LABEL,
+    MODEL_LABEL,
+    NAME_LABEL,
+    PEERS_VOLUME,
+)
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
@@ -253,6 +259,20 @@ class OperatedCluster:
         live = self.get(kind, name)
         if live is not None:
             self.run(self.client.delete(of_kind(kind), self.namespace, name, live["metadata"]["uid"], propagation))
+
+    def start_gateway(self, name: str, instance: str, address: str) -> None:
+        """A pod of the gateway of a release in this namespace, which runs."""
+        labels = {NAME_LABEL: GATEWAY_APPLICATION, INSTANCE_LABEL: instance}
+        pod: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": [{"name": "gateway", "image": "gateway"}]},
+        }
+        self.gateways[name] = {"models": {}}
+        self.apply(pod)
+        status = running_status(pod) | {"podIP": address, "podIPs": [{"ip": address}]}
+        self.merge(POD.kind, name, {"status": status}, "status")
 
     def lose_node_of(self, pod: str) -> None:
         """Delete the pod on a node that is lost and does not confirm its end."""
