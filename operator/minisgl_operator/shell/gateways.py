@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
@@ -16,6 +17,7 @@ import aiohttp
 import msgspec
 
 from minisgl.wire.gateway_status import GatewayStatus
+from minisgl.wire.status import WAIT_PARAMETER
 from minisgl_operator.api.objects import Manifest, has_condition, is_deleting
 from minisgl_operator.facts.gateway import addresses
 from minisgl_operator.facts.observed import GatewayPod
@@ -30,7 +32,8 @@ _log = logging.getLogger(__name__)
 _CONTROL_PORT: Final = 8001
 _PATH: Final = "/gateway/status"
 _POLL_SECONDS: Final = 1.0
-"""A request of a model at zero waits for the next poll."""
+_WAIT: Final = {WAIT_PARAMETER: f"{_POLL_SECONDS:g}"}
+"""A gateway without held requests answers when one comes, or after this time."""
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
 _MAX_BODY: Final = 2**23
 # One failed poll of a busy node does not change the state yet.
@@ -43,9 +46,35 @@ def gateway_address(pod: Manifest) -> str:
     return f"http://[{ip}]:{_CONTROL_PORT}" if ":" in ip else f"http://{ip}:{_CONTROL_PORT}"
 
 
+@dataclass
+class _Poll:
+    """Answers of one pod. `silent_since`: time of the first poll without one, or of the first list with the pod."""
+
+    task: asyncio.Task[None]
+    silent_since: datetime
+    status: GatewayStatus | None = None
+    failures: int = 0
+    asked: bool = False
+
+    def received(self, status: GatewayStatus | None, now: datetime) -> None:
+        self.asked = True
+        self.failures = 0 if status is not None else self.failures + 1
+        if status is not None:
+            self.status = status
+        elif self.status is not None and self.failures >= _FAILURES:
+            self.status, self.silent_since = None, now
+
+    def pod(self, listed: Manifest) -> GatewayPod:
+        """What is known of the pod."""
+        ready = has_condition(listed, "Ready") and not is_deleting(listed)
+        since = None if self.status is not None else self.silent_since
+        name, address = str(listed["metadata"]["name"]), str(listed["status"]["podIP"])
+        return GatewayPod(name, address, ready, self.status, since)
+
+
 class Gateways:
-    """The gateway's pods, of which `pods` is None until they were listed once. `attempted` is set after the first
-    round."""
+    """The gateway's pods, of which `pods` is None until they were listed once. `attempted` is set after the first list
+    and one poll of each pod."""
 
     def __init__(
         self,
@@ -69,38 +98,50 @@ class Gateways:
         self._on_change = on_change
         self._on_request = on_request
         self._address = address
-        self._listed: list[Manifest] | None = None
-        self._failures: dict[str, int] = {}
+        self._listed: dict[str, Manifest] | None = None
+        self._polls: dict[str, _Poll] = {}
 
     async def run(self) -> None:
-        """Poll until cancelled."""
-        clock = asyncio.get_running_loop().time
-        list_at = clock()
-        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+        """Follow the pods until cancelled. One that does not answer delays no other."""
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, asyncio.TaskGroup() as tasks:
             while True:
-                began = clock()
-                if began >= list_at:
-                    await self._list()
-                    list_at = began + self._seconds
-                await self._poll_all(session)
-                self.attempted.set()
-                await asyncio.sleep(max(0.0, began + min(_POLL_SECONDS, self._seconds) - clock()))
+                await self._list()
+                listed = self._listed or {}
+                for name in self._polls.keys() - listed.keys():
+                    self._polls.pop(name).task.cancel()
+                for name in listed.keys() - self._polls.keys():
+                    self._polls[name] = _Poll(tasks.create_task(self._follow(session, name)), self._client.now())
+                self._publish()
+                await asyncio.sleep(self._seconds)
 
     async def _list(self) -> None:
         try:
             pages = self._client.pages(POD, self._namespace, self._selector)
-            self._listed = [pod async for page in pages for pod in page.items if _is_running(pod)]
+            found = [pod async for page in pages for pod in page.items if _is_running(pod)]
         except ApiError as error:
             _log.warning("Could not list the pods of the gateway: %s", error.message)
+        else:
+            self._listed = {str(pod["metadata"]["name"]): pod for pod in found}
 
-    async def _poll_all(self, session: aiohttp.ClientSession) -> None:
+    async def _follow(self, session: aiohttp.ClientSession, name: str) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            assert self._listed is not None
+            self._polls[name].received(await self._request(session, self._listed[name]), self._client.now())
+            self._publish()
+            # A pod that holds a request answers at once.
+            await asyncio.sleep(max(0.0, began + min(_POLL_SECONDS, self._seconds) - clock()))
+
+    def _publish(self) -> None:
+        """Make `pods` what is known now, and tell the models that it matters to. At first all pods are asked once."""
+        if not all(poll.asked for poll in self._polls.values()) and not self.attempted.is_set():
+            return
+        self.attempted.set()
         if self._listed is None:
             return
-        before = {pod.name: pod for pod in self.pods or ()}
-        now = self._client.now()
-        found = await asyncio.gather(*(self._poll(session, pod, before, now) for pod in self._listed))
-        self._failures = {pod.name: self._failures.get(pod.name, 0) for pod in found}
-        last, self.pods = self.pods, tuple(found)
+        found = tuple(self._polls[name].pod(listed) for name, listed in sorted(self._listed.items()))
+        last, self.pods = self.pods, found
         if last is None or _common(last) != _common(found):
             self._on_change(None)
         held_before, held = _held(last or ()), _held(found)
@@ -109,23 +150,11 @@ class Gateways:
         for name in held_before - held:
             self._on_change(_key(name))
 
-    async def _poll(
-        self, session: aiohttp.ClientSession, pod: Manifest, before: dict[str, GatewayPod], now: datetime
-    ) -> GatewayPod:
-        name = str(pod["metadata"]["name"])
-        status, last = await self._request(session, pod), before.get(name)
-        self._failures[name] = 0 if status is not None else self._failures.get(name, 0) + 1
-        if status is None and last is not None and self._failures[name] < _FAILURES:
-            status = last.status
-        since = None if status is not None else now if last is None else last.silent_since or now
-        ready = has_condition(pod, "Ready") and not is_deleting(pod)
-        return GatewayPod(name, str(pod["status"]["podIP"]), ready, status, since)
-
     async def _request(self, session: aiohttp.ClientSession, pod: Manifest) -> GatewayStatus | None:
         """The answer of a pod; None without a usable one."""
         name = pod["metadata"]["name"]
         try:
-            async with session.get(f"{self._address(pod)}{_PATH}", allow_redirects=False) as response:
+            async with session.get(f"{self._address(pod)}{_PATH}", params=_WAIT, allow_redirects=False) as response:
                 body = bytearray()
                 async for part in response.content.iter_any():
                     body += part

@@ -16,6 +16,7 @@ from minisgl_operator.api.objects import Manifest, Ref
 from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.gateway import Demand, demand_of
 from minisgl_operator.facts.observed import GatewayPod
+from minisgl_operator.facts.rollout.upgrade import spec_hash
 from minisgl_operator.plan.plan import Apply, Delete, plan
 from minisgl_operator.status.status import derive_status
 from support.cluster.inference_models import CLAIM, DEFAULTS
@@ -198,6 +199,24 @@ def test_the_number_of_frontends_of_an_autoscaler_ends_at_zero_and_begins_with_o
     assert planned(facts_of(scene, gateway())).frontends == 0
     scene = at_zero()
     assert planned(facts_of(scene, gateway(held=1))).frontends == 1
+
+
+def test_frontends_that_wait_for_an_upgrade_go_to_zero_and_wake_all_the_same() -> None:
+    def waiting(scene: Scene) -> Scene:
+        scene.raw["status"]["rollout"] = {"upgrade": {"specHash": spec_hash(scene.model)}}
+        scene.child("Deployment", "qwen-frontend")["metadata"]["labels"]["serving.minisgl.io/revision"] = "old"
+        return scene
+
+    spec = SPEC | {"rollout": {"upgrade": "Never"}}
+    busy = waiting(at_zero(spec | {"frontend": {"minReplicas": 1}}, frontends=1))
+    assert facts_of(busy, gateway()).keeps_frontends
+    assert planned(facts_of(waiting(at_zero(spec, frontends=1)), gateway())).frontends == 0
+    assert planned(facts_of(waiting(at_zero(spec)), gateway(held=1))).frontends == 1
+
+
+def test_the_number_at_zero_is_no_edit_of_pods() -> None:
+    hashes = {spec_hash(Scene({"frontend": frontend}).model) for frontend in ({}, {"minReplicas": 0})}
+    assert len(hashes) == 1
 
 
 def test_a_suspended_model_is_not_led_to_the_gateway() -> None:

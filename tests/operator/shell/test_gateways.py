@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from minisgl.wire.status import WAIT_PARAMETER
 from minisgl_operator.facts.gateway import addresses
 from minisgl_operator.shell.client import ApiError, Page
 from minisgl_operator.shell.gateways import Gateways, gateway_address
@@ -40,6 +41,8 @@ class Cluster:
         self.fails = False
         self.answers: dict[str, Any] = {}
         self.asked = 0
+        self.hanging: set[str] = set()
+        self.arrived: asyncio.Event | None = None
         self.changed: list[ModelKey | None] = []
         self.requested: list[ModelKey] = []
         self.url = ""
@@ -55,6 +58,10 @@ class Cluster:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
+        if request.match_info["name"] in self.hanging:
+            await asyncio.Event().wait()
+        if self.arrived is not None and WAIT_PARAMETER in request.query:
+            await self.arrived.wait()
         body = self.answers.get(request.match_info["name"])
         return web.Response(status=503) if body is None else web.json_response(body)
 
@@ -126,6 +133,41 @@ async def test_only_ready_pods_get_requests_and_one_that_is_silent_keeps_its_ans
         cluster.answers["a"] = held()
         await until(lambda: (gateways.pods or ())[0].status is not None)
         assert (gateways.pods or ())[0].silent_since is None
+
+
+async def test_a_pod_that_hangs_delays_no_other() -> None:
+    cluster = Cluster()
+    cluster.listed = [pod("a"), pod("b", "10.0.0.2")]
+    cluster.answers = {"a": held(), "b": held()}
+    async with polling(cluster) as gateways:
+        await until(lambda: gateways.pods)
+        cluster.hanging = {"a"}
+        cluster.answers["b"] = held(one=1)
+        await until(lambda: cluster.requested == [ONE])
+
+
+async def test_a_gateway_that_waits_for_a_request_is_heard_when_one_comes() -> None:
+    cluster = Cluster()
+    cluster.listed = [pod("a")]
+    cluster.answers = {"a": held()}
+    async with polling(cluster) as gateways:
+        await until(lambda: gateways.pods)
+        cluster.arrived, asked = asyncio.Event(), cluster.asked
+        await until(lambda: cluster.asked == asked + 1)
+        cluster.answers["a"] = held(one=1)
+        cluster.arrived.set()
+        await until(lambda: cluster.requested == [ONE])
+
+
+async def test_a_pod_that_is_gone_is_asked_no_more() -> None:
+    cluster = Cluster()
+    cluster.listed = [pod("a"), pod("b", "10.0.0.2")]
+    cluster.answers = {"a": held(one=1), "b": held()}
+    async with polling(cluster) as gateways:
+        await until(lambda: len(gateways.pods or ()) == 2)
+        cluster.listed = [pod("b", "10.0.0.2")]
+        await until(lambda: [each.name for each in gateways.pods or ()] == ["b"])
+        assert ONE in cluster.changed, "its requests are gone with it"
 
 
 async def test_answers_that_are_no_status_count_as_none() -> None:
