@@ -15,6 +15,7 @@ _DEFINITION: Final = Path(__file__).with_suffix(".yaml")
 
 @contextmanager
 def http_routes(plane: LocalControlPlane) -> Iterator[None]:
+    """Serve the kind within the block."""
     plane.kubectl("apply", "-f", str(_DEFINITION))
     plane.wait_for_definition(HTTP_ROUTE.title)
     try:
