@@ -356,7 +356,9 @@ class OperatedCluster:
         owned = {}
         for resource in CHILDREN:
             for body in self.list(resource.kind):
-                if any(owner["name"] == name for owner in body["metadata"].get("ownerReferences", ())):
+                # The model's Service, which owns EndpointSlices, has its name.
+                owners = body["metadata"].get("ownerReferences", ())
+                if any((owner["kind"], owner["name"]) == (MODEL.kind, name) for owner in owners):
                     owned[resource.kind, body["metadata"]["name"]] = body
         return owned
 
