@@ -21,6 +21,10 @@
 {{- include "minisgl.name" . }}-metrics
 {{- end -}}
 
+{{- define "minisgl.gatewayName" -}}
+{{- include "minisgl.name" . | trimSuffix "-operator" }}-gateway
+{{- end -}}
+
 {{- define "minisgl.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (include "minisgl.name" .) -}}
 {{- end -}}
@@ -38,6 +42,13 @@ app.kubernetes.io/name: minisgl-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
+{{/* Selector of the gateway's pods. NetworkPolicies of models allow pods with this name label. */}}
+{{- define "minisgl.gatewaySelector" -}}
+app.kubernetes.io/name: minisgl-gateway
+app.kubernetes.io/component: gateway
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
 {{- define "minisgl.labels" -}}
 {{- include "minisgl.labelsWith" (list . dict) -}}
 {{- end -}}
@@ -46,14 +57,41 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
      override all except those of the selector. */}}
 {{- define "minisgl.labelsWith" -}}
 {{- $context := index . 0 -}}
+{{- include "minisgl.labelsOf" (list $context "operator" (include "minisgl.selector" $context) (index . 1)) -}}
+{{- end -}}
+
+{{/* Labels of an object of the gateway: (list context labels). */}}
+{{- define "minisgl.gatewayLabels" -}}
+{{- $context := index . 0 -}}
+{{- include "minisgl.labelsOf" (list $context "gateway" (include "minisgl.gatewaySelector" $context) (index . 1)) -}}
+{{- end -}}
+
+{{/* (list context component selector labels) */}}
+{{- define "minisgl.labelsOf" -}}
+{{- $context := index . 0 -}}
 {{- $own := dict
-      "app.kubernetes.io/component" "operator"
+      "app.kubernetes.io/component" (index . 1)
       "app.kubernetes.io/part-of" "minisgl"
       "app.kubernetes.io/version" $context.Chart.AppVersion
       "app.kubernetes.io/managed-by" $context.Release.Service
       "helm.sh/chart" (printf "%s-%s" $context.Chart.Name $context.Chart.Version | replace "+" "_") -}}
-{{- $selecting := include "minisgl.selector" $context | fromYaml -}}
-{{- toYaml (merge $selecting (index . 1 | default dict) ($context.Values.commonLabels | default dict) $own) -}}
+{{- $selecting := index . 2 | fromYaml -}}
+{{- toYaml (merge $selecting (index . 3 | default dict) ($context.Values.commonLabels | default dict) $own) -}}
+{{- end -}}
+
+{{/* Selector of the namespaces with models, and of others: (list context others). */}}
+{{- define "minisgl.modelNamespaces" -}}
+{{- with (index . 0).Values.watchNamespaces -}}
+matchExpressions:
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values:
+      {{- range concat . (index $ 1) | uniq }}
+      - {{ . | quote }}
+      {{- end }}
+{{- else -}}
+{}
+{{- end -}}
 {{- end -}}
 
 {{/* Reference of an image: (list context image). */}}
@@ -63,6 +101,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- with $context.Values.imageRegistry }}{{ . }}/{{ end -}}
 {{- $image.repository -}}
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default $context.Chart.AppVersion }}{{ end -}}
+{{- end -}}
+
+{{/* Pull secrets of pods of the release that run the frontend's image. */}}
+{{- define "minisgl.frontendPullSecrets" -}}
+{{- with .Values.defaults.imagePullSecrets | default .Values.operator.imagePullSecrets -}}
+{{- toYaml . -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Labels of the nodes that a pod may use: (list image selector). */}}
@@ -94,6 +139,18 @@ fsGroup: 65532
 {{- with .Values.defaults.storageClassName -}}
 {{- $_ := set $defaults "storageClassName" . -}}
 {{- end -}}
+{{- range $section := list "hub" "proxy" "networkPolicy" "route" -}}
+{{- $fields := dict -}}
+{{- range $field, $value := get $.Values.defaults $section -}}
+{{- /* A Secret or ConfigMap without a name is none. */ -}}
+{{- if and $value (or (not (kindIs "map" $value)) $value.name) -}}
+{{- $_ := set $fields $field $value -}}
+{{- end -}}
+{{- end -}}
+{{- with $fields -}}
+{{- $_ := set $defaults $section . -}}
+{{- end -}}
+{{- end -}}
 {{- $rollout := dict -}}
 {{- range $field := list "waves" "maxModels" -}}
 {{- with get $.Values.defaults.rollout $field -}}
@@ -124,8 +181,9 @@ fsGroup: 65532
 {{- end -}}
 {{- $value = $resources -}}
 {{- end -}}
-{{- with $value -}}
-{{- $_ := set $fields $field . -}}
+{{- /* Of this one the default is 1, and 0 is a value. */ -}}
+{{- if or (and (ne $field "minReplicas") $value) (and (eq $field "minReplicas") (eq (int $value) 0)) -}}
+{{- $_ := set $fields $field $value -}}
 {{- end -}}
 {{- end -}}
 {{- with $fields -}}

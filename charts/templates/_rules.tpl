@@ -28,9 +28,23 @@
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch, delete]
+# While a model has no frontends, its Service leads to the gateway.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch, create, patch, delete]
+{{- if .Values.gateway.enabled }}
+# OpenShift requires it for addresses of pods, which are those of the gateway.
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices/restricted]
+  verbs: [create]
+{{- end }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Routes of models, where the cluster has the Gateway API.
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [httproutes]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [get, list, watch, create, patch, delete]
@@ -64,7 +78,7 @@
   verbs: [get, list, watch]
 {{- end -}}
 
-{{/* Permissions in the operator's namespace: the Lease of the leader election. */}}
+{{/* Permissions in the operator's namespace: the Lease of the leader election, and the pods of the gateway. */}}
 {{- define "minisgl.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -73,6 +87,11 @@
   resources: [leases]
   resourceNames: [{{ include "minisgl.name" . | quote }}]
   verbs: [get, update]
+{{- if .Values.gateway.enabled }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list]
+{{- end }}
 {{- end -}}
 
 {{/* Subjects of the role bindings. */}}

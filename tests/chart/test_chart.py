@@ -18,7 +18,18 @@ from minisgl_operator.api.upgrades import UpgradeSettings
 from minisgl_operator.shell import resources
 from minisgl_operator.shell.config import Config, add_arguments, parse
 from support.cluster import chart_readme
-from support.cluster.chart import CHART, MATRIX, NAMESPACE, HelmError, Object, helm, of_kind, pods, rendered
+from support.cluster.chart import (
+    CHART,
+    MATRIX,
+    NAMESPACE,
+    HelmError,
+    Object,
+    helm,
+    of_kind,
+    operator_pod,
+    pods,
+    rendered,
+)
 from support.cluster.kubernetes_schemas import validate
 
 # Their CRDs are not part of Kubernetes; tests on the API server check the first.
@@ -60,11 +71,15 @@ def test_permissions_are_listed_explicitly(objects: list[Object]) -> None:
         for rule in role["rules"]:
             assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
             assert not {"pods/exec", "roles", "clusterroles"} & set(rule["resources"])
-            if "secrets" in rule["resources"]:
+            if "secrets" in rule["resources"] and not _of_gateway(role):
                 assert set(rule["verbs"]) == {"create", "update"}, "Secrets of others must not be read"
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
         [role] = [role for role in objects if role["kind"] == binding["roleRef"]["kind"] and _same_place(role, binding)]
         assert role["metadata"]["name"] == binding["roleRef"]["name"]
+
+
+def _of_gateway(each: Object) -> bool:
+    return bool(each["metadata"]["labels"]["app.kubernetes.io/component"] == "gateway")
 
 
 def _same_place(role: Object, binding: Object) -> bool:
@@ -82,7 +97,7 @@ def test_the_role_covers_exactly_the_kinds_of_children() -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert written == children
+    assert written == children | {(resources.HTTP_ROUTE.group, resources.HTTP_ROUTE.plural)}
 
 
 @pytest.mark.parametrize(("name", "kind"), [("default", "ClusterRole"), ("namespaced", "Role")])
@@ -116,7 +131,7 @@ def test_nodes_may_be_read_and_nothing_else_of_the_cluster(name: str, role: str)
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_the_arguments_of_the_operator_are_valid(name: str) -> None:
-    [pod] = [pod for pod in pods(rendered(MATRIX[name])) if "serviceAccountName" in pod]
+    pod = operator_pod(rendered(MATRIX[name]))
     command, *arguments = pod["containers"][0]["args"]
     assert command == "run"
     parser = argparse.ArgumentParser(exit_on_error=False)
@@ -128,6 +143,7 @@ def test_the_arguments_of_the_operator_are_valid(name: str) -> None:
     assert config.watch_namespaces == tuple(MATRIX[name].get("watchNamespaces", ()))
     secrets = MATRIX[name].get("defaults", {}).get("imagePullSecrets", ())
     assert config.defaults.image_pull_secrets == tuple(secret["name"] for secret in secrets)
+    assert config.defaults.gateway == ("minisgl" if MATRIX[name].get("gateway") else None)
     assert config.metrics_port == pod["containers"][0]["ports"][0]["containerPort"]
 
 
@@ -138,7 +154,7 @@ def _expanded(argument: str) -> str:
 
 def _models(values: Object) -> ModelDefaults:
     """Defaults that an operator of the release has."""
-    [pod] = [pod for pod in pods(rendered(values)) if "serviceAccountName" in pod]
+    pod = operator_pod(rendered(values))
     found = [each for each in pod["containers"][0]["args"] if each.startswith("--defaults=")]
     return ModelDefaults.read(_expanded(found[0].partition("=")[2])) if found else ModelDefaults()
 
@@ -216,7 +232,7 @@ def test_pods_of_the_release_go_to_nodes_that_can_run_their_images(
 
 
 def test_images_come_from_the_registry_and_by_digest() -> None:
-    [pod] = [pod for pod in pods(rendered(MATRIX["everything"])) if "serviceAccountName" in pod]
+    pod = operator_pod(rendered(MATRIX["everything"]))
     mirror = "registry.example.com:5000/mirror/minisgl"
     assert pod["containers"][0]["image"] == f"{mirror}/operator@sha256:{'0' * 64}"
     assert f"--engine-image={mirror}/engine:1.2.3" in pod["containers"][0]["args"]
@@ -355,6 +371,11 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"engine": {"labels": {"a": "b c"}}}}, "labels"),
         ({"defaults": {"frontend": {"runtimeClassName": "a"}}}, "runtimeClassName"),
         ({"defaults": {"frontend": {"annotations": {"serving.minisgl.io/a": ""}}}}, "annotations"),
+        ({"defaults": {"hub": {"endpoint": "hub.example.com"}}}, "hub/endpoint"),
+        ({"defaults": {"hub": {"tokenSecret": {"names": "a"}}}}, "hub/tokenSecret"),
+        ({"defaults": {"route": {"parentRefs": [{"namespace": "a"}]}}}, "route/parentRefs/0"),
+        ({"defaults": {"proxy": {"ftp": "a"}}}, "proxy"),
+        ({"defaults": {"networkPolicy": {"monitoringNamespaces": "a"}}}, "monitoringNamespaces"),
         ({"defaults": {"rollout": {"maxModels": -1}}}, "rollout/maxModels"),
         ({"defaults": {"rollout": {"waves": [{"name": "a"}]}}}, "rollout/waves/0"),
         ({"defaults": {"rollout": {"waves": [{"name": "others", "selector": {}}]}}}, "rollout/waves/0/name"),
@@ -374,6 +395,7 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"serviceAccount": {"create": False}}, "serviceAccount/name"),
         ({"metrics": {"enabled": False, "serviceMonitor": {"enabled": True}}}, "metrics/enabled': value must be true"),
         ({"metrics": {"enabled": None, "serviceMonitor": {"enabled": True}}}, "'enabled'"),
+        ({"defaults": {"frontend": {"minReplicas": 0}}}, "gateway/enabled': value must be true"),
         ({"metrics": {"rules": {"enabled": True}}}, "metrics/serviceMonitor/enabled': value must be true"),
         ({"metrics": {"rules": {"enabled": True}, "serviceMonitor": {"enabled": None}}}, "'enabled'"),
         ({"metrics": {"rules": {"enabled": True}, "serviceMonitor": None}}, "'serviceMonitor'"),
@@ -464,8 +486,11 @@ def _validate_without(left_out: tuple[str, ...], metrics: Object) -> None:
     jsonschema.Draft7Validator(json.loads((CHART / "values.schema.json").read_text())).validate(values)
 
 
+_WHOLE = (".operator.resources", ".gateway.resources")
+
+
 def _leaves(values: Any, path: str = "") -> set[str]:
-    if isinstance(values, dict) and values and path not in (".operator.resources",):
+    if isinstance(values, dict) and values and path not in _WHOLE:
         return {leaf for name, value in values.items() for leaf in _leaves(value, f"{path}.{name}")}
     return {path}
 
@@ -473,7 +498,7 @@ def _leaves(values: Any, path: str = "") -> set[str]:
 def _schema_leaves(schema: Any, definitions: Any, path: str = "") -> set[str]:
     if "$ref" in schema:
         schema = definitions[schema["$ref"].removeprefix("#/definitions/")]
-    if "properties" in schema and path not in (".operator.resources",):
+    if "properties" in schema and path not in _WHOLE:
         inner = schema["properties"].items()
         return {leaf for name, field in inner for leaf in _schema_leaves(field, definitions, f"{path}.{name}")}
     return {path}

@@ -17,6 +17,7 @@ class ConditionType(StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     INTERCONNECT_OPTIMAL = "InterconnectOptimal"
+    ROUTE_ACCEPTED = "RouteAccepted"
     RECONCILING = "Reconciling"
     STALLED = "Stalled"
 
@@ -79,6 +80,7 @@ class Reason(StrEnum):
 
     FRONTENDS_READY = "FrontendsReady"
     STARTING = "Starting"
+    GATEWAY_UNAVAILABLE = "GatewayUnavailable"
     NO_REPLICA_ROUTABLE = "NoReplicaRoutable"
 
     READY = "Ready"
@@ -105,3 +107,8 @@ class Reason(StrEnum):
     CROSS_POD_TCP = "CrossPodTCP"
     NO_PEER_ACCESS = "NoPeerAccess"
     UNKNOWN = "Unknown"
+
+    NO_GATEWAY_NAMED = "NoGatewayNamed"
+    GATEWAY_API_MISSING = "GatewayApiMissing"
+    ROUTE_REFUSED = "RouteRefused"
+    WAITING_FOR_GATEWAY = "WaitingForGateway"

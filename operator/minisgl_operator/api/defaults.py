@@ -8,9 +8,11 @@ from typing import Any, Final, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from minisgl_operator.api.base import ApiModel, LabelValue, ObjectName, problem
+from minisgl_operator.api.base import ApiModel, DnsLabel, Integer, LabelValue, ObjectName, SecretKey, problem
 from minisgl_operator.api.pod_template import PodMetadata
+from minisgl_operator.api.route import Hostnames, ParentReferences
 from minisgl_operator.api.scheduling import Resources, Toleration
+from minisgl_operator.api.types import NetworkPeer, TokenSecretReference
 from minisgl_operator.api.upgrades import UpgradeSettings
 
 _MAX_PROBLEMS: Final = 5
@@ -29,20 +31,78 @@ class FetchDefaults(PodMetadata):
     """CPU and memory."""
 
 
-class FrontendDefaults(FetchDefaults):
-    """Defaults for frontend pods."""
+class PlacementDefaults(FetchDefaults):
+    """Defaults for pods of frontends and engines."""
 
     node_selector: dict[str, LabelValue] = Field(default={}, max_length=64)
     """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
     """Taints of nodes that the pods tolerate."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pods."""
 
 
-class EngineDefaults(FrontendDefaults):
+class FrontendDefaults(PlacementDefaults):
+    """Defaults for frontend pods."""
+
+    min_replicas: Integer = Field(default=1, ge=0, le=1)
+    """Frontend pods of a model that is scaled to zero: 0, or 1 for as many as otherwise."""
+
+
+class EngineDefaults(PlacementDefaults):
     """Defaults for engine pods."""
 
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods."""
+
+
+class CaConfigMap(ApiModel):
+    """A key of a ConfigMap in the namespace of each model."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+    key: SecretKey = "ca.crt"
+    """Key with certificates in PEM."""
+
+
+class HubDefaults(ApiModel):
+    """How fetch pods reach the Hub."""
+
+    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s]+$")
+    """URL of a mirror of the Hub."""
+    token_secret: TokenSecretReference | None = None
+    """Secret with a Hub token; a namespace without it fetches without a token."""
+    ca_config_map: CaConfigMap | None = None
+    """Certificates of authorities that are trusted instead of those in the image."""
+
+
+class ProxyDefaults(ApiModel):
+    """Proxies of fetch pods, as in the variables HTTP_PROXY, HTTPS_PROXY and NO_PROXY."""
+
+    http: str = Field(default="", max_length=500)
+    """Proxy for http URLs."""
+    https: str = Field(default="", max_length=500)
+    """Proxy for https URLs."""
+    no_proxy: str = Field(default="", max_length=8192)
+    """Hosts to connect to without a proxy, separated by commas."""
+
+
+class NetworkPolicyDefaults(ApiModel):
+    """Access to the endpoints of models."""
+
+    ingress_from: tuple[NetworkPeer, ...] = Field(default=(), max_length=32)
+    """Clients of models that name none; default: pods of the model's namespace."""
+    monitoring_namespaces: tuple[DnsLabel, ...] = Field(default=(), max_length=32)
+    """Namespaces whose pods may read the metrics of all models, and so reach their endpoints."""
+
+
+class RouteDefaults(ApiModel):
+    """Routes of the Gateway API to models."""
+
+    parent_refs: ParentReferences = ()
+    """Gateways that lead to models which name none; default: only models with parentRefs of their own have a route."""
+    hostnames: Hostnames = ()
+    """Host names of requests to models which name none; default: all."""
 
 
 class ModelDefaults(ApiModel):
@@ -63,6 +123,14 @@ class ModelDefaults(ApiModel):
     """Defaults for frontend pods."""
     fetch: FetchDefaults = FetchDefaults()
     """Defaults for fetch pods."""
+    hub: HubDefaults = HubDefaults()
+    """How fetch pods reach the Hub."""
+    proxy: ProxyDefaults = ProxyDefaults()
+    """Proxies of fetch pods."""
+    network_policy: NetworkPolicyDefaults = NetworkPolicyDefaults()
+    """Access to the endpoints of models."""
+    route: RouteDefaults = RouteDefaults()
+    """Routes of the Gateway API to models."""
     rollout: UpgradeSettings | None = None
     """How models get the pods of a new operator; default: all at once."""
 
@@ -92,6 +160,7 @@ class Defaults:
     `image_pull_policy`: None leaves the choice to the API server.
     `image_pull_secrets`: names of Secrets in the namespace of each model.
     `engine_architecture`, `frontend_architecture`: label kubernetes.io/arch of nodes that can run the image; None: any.
+    `gateway`: label app.kubernetes.io/instance of the gateway's pods in the operator's namespace; None: no gateway.
     `models`: defaults for the other fields.
     """
 
@@ -102,4 +171,5 @@ class Defaults:
     image_pull_secrets: tuple[str, ...] = ()
     engine_architecture: str | None = None
     frontend_architecture: str | None = None
+    gateway: str | None = None
     models: ModelDefaults = field(default_factory=ModelDefaults)

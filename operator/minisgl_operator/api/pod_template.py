@@ -38,7 +38,7 @@ RESERVED_LABEL_PREFIXES: Final = (
     "statefulset.kubernetes.io/",
 )
 RESERVED_ANNOTATION_PREFIX: Final = "serving.minisgl.io/"
-RESERVED_VOLUMES: Final = ("keys", "minisgl-peers", "models", "run", "shm", "tmp")
+RESERVED_VOLUMES: Final = ("keys", "minisgl-ca", "minisgl-peers", "models", "run", "shm", "tmp")
 RESERVED_MOUNTS: Final = (
     "/dev/shm",
     "/dev/termination-log",

@@ -27,7 +27,7 @@ class Condition(ApiModel):
 
     type: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]
     """Accepted, ModelCached, Scheduled, EngineReady, FrontendReady, Ready, Progressing, Degraded, InterconnectOptimal,
-    Reconciling or Stalled."""
+    RouteAccepted, Reconciling or Stalled."""
     status: Literal["True", "False", "Unknown"]
     """Status of the condition."""
     reason: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z]*$")]

@@ -25,6 +25,7 @@ from minisgl_operator.api.base import (
     problem,
 )
 from minisgl_operator.api.pod_template import PodTemplate
+from minisgl_operator.api.route import Route
 from minisgl_operator.api.scheduling import LabelSelector, PodSettings, PullPolicy, Resources
 
 GROUP: Final = "serving.minisgl.io"
@@ -488,6 +489,9 @@ class FrontendSpec(PodSettings):
     replicas: Integer | None = Field(default=None, ge=1, le=100)
     """Number of frontend pods. Default: 1 at first, and then the number that another one, such as a
     HorizontalPodAutoscaler, gives the Deployment NAME-frontend."""
+    min_replicas: Integer | None = Field(default=None, ge=0, le=1)
+    """Frontend pods of a model that is scaled to zero. 0: none, and the cluster's gateway holds its next request;
+    without a gateway, as 1. 1: those of `replicas`. Default: that of the operator's configuration, or 1."""
     auth: Auth | None = None
     """Authentication of clients; default: none, only network policies restrict access."""
     args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)
@@ -632,6 +636,9 @@ class InferenceModelSpec(ApiModel):
     """Pods that serve the OpenAI API."""
     fetch: FetchSpec = FetchSpec()
     """Pod that fetches a model from the Hub."""
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of engine and fetch pods, such as one that a cloud gives access to storage (workload identity). It
+    must exist in the namespace. Default: accounts without any rights that the operator creates."""
     drain_seconds: Integer = Field(default=300, ge=1, le=86_400)
     """Time for running requests in a pod that stops, in seconds. Those of an engine pod then go on at another replica,
     or wait for one; those of a frontend pod end with an error."""
@@ -643,6 +650,9 @@ class InferenceModelSpec(ApiModel):
     """Limits on evictions of the model's pods, as by node drains."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Network access to the endpoint."""
+    route: Route | None = None
+    """Route of the Gateway API to the model; default: one to the Gateways of the operator's configuration, if it names
+    any."""
 
 
 NAME_RULE: Final = Rule(

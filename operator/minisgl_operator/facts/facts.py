@@ -21,6 +21,7 @@ from minisgl_operator.api.objects import (
     ref_of,
     true_condition,
 )
+from minisgl_operator.api.route import ParentReference
 from minisgl_operator.api.text import quote
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.facts import fetch_status as fetches
@@ -28,6 +29,7 @@ from minisgl_operator.facts.autoscaling import Decision, Load, look_again_after,
 from minisgl_operator.facts.cache_use import directories_in_use, unused_are_obsolete
 from minisgl_operator.facts.drains import BlockedDrain, blocked_drain
 from minisgl_operator.facts.ended_pods import EndedPod, ended_pod
+from minisgl_operator.facts.gateway import Demand, addresses, demand_of
 from minisgl_operator.facts.load import load_of
 from minisgl_operator.facts.lost_nodes import Ending, ending, next_ending
 from minisgl_operator.facts.observed import DryRun, Observed
@@ -45,10 +47,11 @@ from minisgl_operator.facts.rollout.selection import Rollout, Selection, select
 from minisgl_operator.facts.rollout.surge import Strategy, auto_strategy, surge_end
 from minisgl_operator.facts.rollout.upgrade import Templates, Upgrade, upgrade_of
 from minisgl_operator.facts.rollout.waves import Turn
+from minisgl_operator.facts.route import members
 from minisgl_operator.facts.routing import Routing
 from minisgl_operator.facts.silent_frontends import SilentFrontend, next_left_out, silent_frontends
 from minisgl_operator.facts.wanted import autoscaled, takes_requests, wanted_replicas
-from minisgl_operator.render import engine, frontend, model_files, names, render
+from minisgl_operator.render import engine, frontend, model_files, names, render, route
 from minisgl_operator.render.engine_template import EngineTemplate
 from minisgl_operator.render.pruning import Pruning, pruning
 
@@ -100,8 +103,18 @@ class Facts:
     def desired(self) -> dict[Ref, Manifest]:
         """Manifests of all children that the spec asks for, with the replicas that stay."""
         indices = [replica.index for replica in self.replicas]
-        manifests = render(self.model, self.defaults, indices, self.template)
+        has_route = self.parents and self.observed.routes_served
+        manifests = render(
+            *(self.model, self.defaults, indices, self.template),
+            gateway_addresses=self.gateway_addresses if self.leads_to_gateway else None,
+            group=members(self.model, self.observed.model_object, self.observed.group) if has_route else (),
+        )
         return {ref_of(manifest): manifest for manifest in manifests}
+
+    @property
+    def parents(self) -> tuple[ParentReference, ...]:
+        """Gateways that shall lead to the model; without any it has no route."""
+        return route.parents(self.model, self.defaults)
 
     @cached_property
     def conflicts(self) -> dict[Ref, str]:
@@ -187,8 +200,10 @@ class Facts:
 
     @property
     def keeps_frontends(self) -> bool:
-        """True if the frontends stay as they are."""
-        return self.upgrade is not None and self.upgrade.holds_frontends and self.frontend is not None
+        """True if the frontends stay as they are. Without any there is nothing to keep."""
+        upgrade, live = self.upgrade, self.frontend
+        held = upgrade is not None and upgrade.holds_frontends and live is not None and bool(live["spec"]["replicas"])
+        return held and not self.frontends_at_zero
 
     @property
     def rolled_back(self) -> bool:
@@ -318,7 +333,43 @@ class Facts:
 
     @cached_property
     def load(self) -> Load:
-        return load_of(self.observed, [each.pod for each in self.silent_frontends if each.is_left_out(self.now)])
+        left_out = [each.pod for each in self.silent_frontends if each.is_left_out(self.now)]
+        return load_of(self.observed, self.demand, left_out)
+
+    @cached_property
+    def demand(self) -> Demand:
+        """Requests of the model in the gateway. One that keeps its frontends need not know all of them: these hold its
+        requests too, and an outage of the gateway says nothing about them."""
+        name = f"{self.model.metadata.namespace}/{self.model.name}"
+        found = demand_of(self.observed.gateway or (), name, self.now)
+        return found if self.relies_on_gateway else replace(found, complete=True)
+
+    @property
+    def gateway_addresses(self) -> tuple[str, ...]:
+        """Pods of the gateway that take requests."""
+        return addresses(self.observed.gateway or ())
+
+    @property
+    def relies_on_gateway(self) -> bool:
+        """True if the model has no frontends at zero, so that the gateway holds its requests."""
+        own, scaling = self.model.spec.frontend.min_replicas, self.model.spec.autoscaling
+        least = self.defaults.models.frontend.min_replicas if own is None else own
+        return least == 0 and self.defaults.gateway is not None and scaling is not None and scaling.min_replicas == 0
+
+    @cached_property
+    def frontends_at_zero(self) -> bool:
+        """True if the model shall have no frontends now. The last ones leave only where a gateway takes their place;
+        its outage later must not start those of all idle models."""
+        if not self.relies_on_gateway or not self.is_idle:
+            return False
+        has_none = self.frontend is not None and not self.frontend["spec"]["replicas"]
+        return has_none or bool(self.gateway_addresses)
+
+    @property
+    def leads_to_gateway(self) -> bool:
+        """True if the model's Service has the pods of the gateway as endpoints: while no frontend takes requests."""
+        alone = self.frontends_at_zero or not self.ready_frontends
+        return self.relies_on_gateway and alone and takes_requests(self.observed.model_object)
 
     @cached_property
     def silent_frontends(self) -> tuple[SilentFrontend, ...]:
@@ -462,9 +513,13 @@ class Facts:
     @cached_property
     def wanted_frontends(self) -> int:
         """Number of frontend pods: the spec's, or else the one that the Deployment has, which others may change."""
+        if self.frontends_at_zero:
+            return 0
         count = self.model.spec.frontend.replicas
         live = None if self.frontend is None else self.frontend["spec"]["replicas"]
-        return next((int(each) for each in (count, live) if each is not None), 1)
+        found = next((int(each) for each in (count, live) if each is not None), 1)
+        # Those of a model that wakes are about to be created.
+        return max(found, 1) if self.relies_on_gateway else found
 
     @cached_property
     def ready_frontends(self) -> int:

@@ -1,4 +1,4 @@
-"""The load of a model, as its frontends report it."""
+"""The load of a model, as its frontends and the cluster's gateway report it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Collection, Iterable
 
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.autoscaling import Load, ReplicaLoad
+from minisgl_operator.facts.gateway import Demand
 from minisgl_operator.facts.observed import Observed, Report
 from minisgl_operator.facts.pods import component, containers_started
 from minisgl_operator.render import names
 
 
-def load_of(observed: Observed, left_out: Collection[str] = ()) -> Load:
-    """The load of all frontends together. A frontend that stops still has requests, so it counts; one that has not
-    started or has ended does not, nor do the pods in `left_out`."""
+def load_of(observed: Observed, demand: Demand, left_out: Collection[str] = ()) -> Load:
+    """The load of all frontends together, and the `demand` in the gateway. A frontend that stops still has requests, so
+    it counts; one that has not started or has ended does not, nor do the pods in `left_out`."""
     frontends = [
         pod
         for pod in observed.pods
@@ -22,11 +23,11 @@ def load_of(observed: Observed, left_out: Collection[str] = ()) -> Load:
         and _may_have_requests(pod, observed)
     ]
     reports = [report for pod in frontends if (report := observed.report(pod)) is not None]
-    complete = bool(reports) and len(reports) == len(frontends)
+    complete = bool(reports) and len(reports) == len(frontends) and demand.complete
     return Load(
-        held=sum(_count(report.get("held")) for report in reports),
+        held=demand.held + sum(_count(report.get("held")) for report in reports),
         replicas=_replica_loads(reports),
-        idle_seconds=_idle_seconds(reports) if complete else None,
+        idle_seconds=_idle_seconds(reports, demand.idle_seconds) if complete else None,
         complete=complete,
     )
 
@@ -37,11 +38,14 @@ def _may_have_requests(pod: Manifest, observed: Observed) -> bool:
     return containers_started(pod) or observed.report(pod) is not None
 
 
-def _idle_seconds(reports: Iterable[Report]) -> float | None:
-    """The shortest time without a request of any frontend; None if one of them is unknown."""
+def _idle_seconds(reports: Iterable[Report], of_gateway: float | None) -> float | None:
+    """The shortest time without a request of any frontend and of the gateway, which need not have had one; None if that
+    of a frontend is unknown."""
     seconds = [_number(report.get("idle_seconds")) for report in reports]
     known = [each for each in seconds if each is not None]
-    return min(known) if known and len(known) == len(seconds) else None
+    if not known or len(known) != len(seconds):
+        return None
+    return min(known) if of_gateway is None else min(*known, of_gateway)
 
 
 def _replica_loads(reports: Iterable[Report]) -> tuple[ReplicaLoad, ...]:

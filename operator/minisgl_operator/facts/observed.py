@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
+from minisgl.wire.gateway import GatewayStatus
 from minisgl_operator.api.objects import Manifest, Ref
 
 Report = Mapping[str, Any]
@@ -44,6 +45,22 @@ class Unreachable:
 
     message: str
     while_starting: bool = False
+
+
+@dataclass(frozen=True)
+class GatewayPod:
+    """A pod of the gateway that has started.
+
+    ready: new requests may be sent to it.
+    status: its last answer; None without one.
+    silent_since: time of the first poll without an answer after the last one with; None: it answers.
+    """
+
+    name: str
+    address: str
+    ready: bool = True
+    status: GatewayStatus | None = None
+    silent_since: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,10 @@ class Observed:
     events: Events by the uid of their object, oldest first. Listed only for objects that wait: pods that are not
         ready, StatefulSets and Jobs that lack pods, the cache's PVC until it is bound.
     read_by_others: directories of the model's own cache that other models read as `source.pvc`; "" for all of it.
+    gateway: pods of the cluster's gateway that have started; None if there is no gateway, or they are not known yet.
     nodes: nodes of the pods, without those that do not exist; None if the operator cannot read nodes.
+    group: other models with the group of this model's route.
+    routes_served: whether the cluster has HTTPRoutes of the Gateway API; None: not known yet.
     rejections: requests of the last plan that the API server rejected, or permissions that the operator lacks.
     dry_run: the response to the dry run of the last plan; None without one.
     """
@@ -101,7 +121,10 @@ class Observed:
     reports: Mapping[str, Report | Unreachable] = field(default_factory=dict)
     events: Mapping[str, tuple[ObjectEvent, ...]] = field(default_factory=dict)
     read_by_others: frozenset[str] = frozenset()
+    gateway: tuple[GatewayPod, ...] | None = None
     nodes: Nodes | None = None
+    group: tuple[Manifest, ...] = ()
+    routes_served: bool | None = None
     rejections: tuple[Rejection, ...] = ()
     dry_run: DryRun | None = None
 

@@ -34,7 +34,7 @@ def wanted_replicas(model: InferenceModel, decision: Decision | None) -> int:
 
 def frontends_to_apply(wanted: int | None, deployment: Manifest | None) -> int | None:
     """Number of frontends for the next apply; None leaves it to another manager that owns it. `wanted`: the spec's,
-    which comes first. Without any other owner it stays as it is, and a new Deployment has 1.
+    which comes first. Without any other owner it stays as it is, but for none, and a new Deployment has 1.
 
     An apply with the number that was observed would undo a change of an autoscaler that comes in between. So the field
     is left out as long as another one owns it.
@@ -46,7 +46,7 @@ def frontends_to_apply(wanted: int | None, deployment: Manifest | None) -> int |
     owners = owners_of_count(deployment["metadata"].get("managedFields") or ())
     if any(each["manager"] != names.FIELD_MANAGER for each in owners):
         return None
-    return int(deployment["spec"]["replicas"])
+    return max(int(deployment["spec"]["replicas"]), 1)
 
 
 def owners_of_count(managed_fields: Iterable[Manifest]) -> list[dict[str, Any]]:

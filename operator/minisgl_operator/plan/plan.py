@@ -22,6 +22,7 @@ from minisgl_operator.facts.wanted import frontends_to_apply
 from minisgl_operator.render import names, storage
 from minisgl_operator.render.availability import engine_budget, has_budgets
 from minisgl_operator.render.engine import first_pod
+from minisgl_operator.render.gateway import slice_ref
 from minisgl_operator.render.history import controller_revision
 from minisgl_operator.render.pruning import pruning_of, with_pruning
 
@@ -131,10 +132,14 @@ def _manifests_to_apply(facts: Facts) -> dict[Ref, Manifest]:
             else:
                 result[ref] = with_pruning(manifest, facts.pruning)
         elif ref.kind == "Deployment":
-            count = frontends_to_apply(facts.model.spec.frontend.replicas, facts.frontend)
+            wanted = facts.model.spec.frontend.replicas
+            count = 0 if facts.frontends_at_zero else frontends_to_apply(wanted, facts.frontend)
             result[ref] = _with_count(manifest, count, {})
     if facts.keeps_frontends:
         result.pop(Ref("Deployment", names.frontend(facts.model.name)))
+    if facts.observed.gateway is None:
+        # What is not known yet is left as it is.
+        result.pop(slice_ref(facts.model.name), None)
     if (record := _new_record(facts)) is not None:
         result[ref_of(record)] = record
     return result

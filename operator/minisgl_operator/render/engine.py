@@ -85,7 +85,8 @@ def _pod_template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     """The template of the first replica, without the revision label, whose value is computed from it."""
     name = names.replica(model.name, 0)
     engine, default = model.spec.engine, defaults.models.engine
-    spec = pods.pod_spec(names.engine(model.name), _container(model, defaults, name), _volumes(model), defaults)
+    account = model.spec.service_account_name or names.engine(model.name)
+    spec = pods.pod_spec(account, _container(model, defaults, name), _volumes(model), defaults)
     spec["terminationGracePeriodSeconds"] = model.spec.drain_seconds + pods.GRACE_BEYOND_DRAIN
     runtime_class = engine.runtime_class_name or (default.runtime_class_name if _on_gpu(engine) else None)
     if runtime_class is not None:

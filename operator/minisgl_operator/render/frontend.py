@@ -44,12 +44,17 @@ def deployment(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 def service(model: InferenceModel) -> Manifest:
     """The endpoint, under the model's own name."""
-    spec = {
-        "type": "ClusterIP",
-        "selector": names.selector(model.name, names.FRONTEND),
-        "ports": [{"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}],
-    }
-    return child(model, "v1", "Service", model.name, names.FRONTEND, {"spec": spec})
+    return child(model, "v1", "Service", model.name, names.FRONTEND, {"spec": _service_spec(model)})
+
+
+def gateway_service(model: InferenceModel) -> Manifest:
+    """The frontends for the gateway, which connects to their own port. The Service of the endpoint may lead to the
+    gateway itself."""
+    spec = _service_spec(model)
+    own = {"name": "http-frontend", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}
+    name = names.frontend(model.name)
+    body = {"spec": {**spec, "ports": [*spec["ports"], own]}}
+    return child(model, "v1", "Service", name, names.FRONTEND, body)
 
 
 def leaders_service(model: InferenceModel) -> Manifest:
@@ -61,6 +66,14 @@ def leaders_service(model: InferenceModel) -> Manifest:
         "ports": pods.service_ports("control", "scheduler"),
     }
     return child(model, "v1", "Service", names.leaders(model.name), names.ENGINE, {"spec": spec})
+
+
+def _service_spec(model: InferenceModel) -> dict[str, Any]:
+    return {
+        "type": "ClusterIP",
+        "selector": names.selector(model.name, names.FRONTEND),
+        "ports": [{"name": "http", "port": names.SERVICE_PORT, "targetPort": "http", "protocol": "TCP"}],
+    }
 
 
 def _template(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:

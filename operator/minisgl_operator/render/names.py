@@ -11,6 +11,7 @@ FIELD_MANAGER: Final = "minisgl-operator"
 """Manager of the fields that the operator applies."""
 APPLICATION: Final = "minisgl"
 OPERATOR_APPLICATION: Final = "minisgl-operator"
+GATEWAY_APPLICATION: Final = "minisgl-gateway"
 
 NAME_LABEL: Final = "app.kubernetes.io/name"
 INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
@@ -21,6 +22,8 @@ POD_NAME_LABEL: Final = "statefulset.kubernetes.io/pod-name"
 MODEL_LABEL: Final = "serving.minisgl.io/model"
 REPLICA_LABEL: Final = "serving.minisgl.io/replica"
 REVISION_LABEL: Final = "serving.minisgl.io/revision"
+SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+"""Label of an EndpointSlice. Those of other managers have the labels of their Service."""
 CACHE_KEY_ANNOTATION: Final = "serving.minisgl.io/cache-key"
 """Annotation of engine pods: the directory of the cache that they load."""
 
@@ -56,6 +59,8 @@ PEERS: Final = "peers"
 
 KEYS_VOLUME: Final = "keys"
 """Volume of a frontend with its API keys."""
+CA_VOLUME: Final = "minisgl-ca"
+"""Volume of a fetch pod with a bundle of certificates."""
 PEERS_VOLUME: Final = "minisgl-peers"
 """Volume of engines and frontends with the tokens of the model's pods."""
 
@@ -92,6 +97,11 @@ def engine_revision(model: str, revision: str) -> str:
 
 def frontend(model: str) -> str:
     return f"{model}-frontend"
+
+
+def gateway(model: str) -> str:
+    """Name of the EndpointSlice that leads to the gateway."""
+    return f"{model}-gateway"
 
 
 def budget(model: str, component: str) -> str:

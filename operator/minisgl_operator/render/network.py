@@ -8,9 +8,10 @@ from typing import Any, Final
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import names
+from minisgl_operator.render import hub_access, names
 from minisgl_operator.render.child import child
 from minisgl_operator.render.pods import policy_ports
+from minisgl_operator.render.route import gateway_namespaces
 
 _NAMESPACE_NAME_LABEL: Final = "kubernetes.io/metadata.name"
 # DNS pods of OpenShift listen on 5353: policies see the port behind the Service.
@@ -43,7 +44,15 @@ def engine_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 
 def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
-    peers = [peer.manifest() for peer in model.spec.network_policy.ingress_from] or [{"podSelector": {}}]
+    default = defaults.models.network_policy
+    clients_of_model = model.spec.network_policy.ingress_from or default.ingress_from
+    peers = [peer.manifest() for peer in clients_of_model] or [{"podSelector": {}}]
+    if default.monitoring_namespaces:
+        peers.append(_pods_in(*default.monitoring_namespaces))
+    if gateways := gateway_namespaces(model, defaults):
+        peers.append(_pods_in(*gateways))
+    if defaults.gateway is not None:
+        peers.append(_pods_of_release(defaults, names.GATEWAY_APPLICATION))
     clients = {"from": peers, "ports": policy_ports("http")}
     engines = {"to": [_pods_of(model, names.ENGINE)], "ports": policy_ports("scheduler", "control")}
     if not model.spec.frontend.mesh:
@@ -54,10 +63,9 @@ def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 
 def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
-    hub = model.spec.model.source.hugging_face
-    assert hub is not None
-    # The policy would need the port of the pod behind the Service of a mirror in the cluster, which is unknown.
-    egress: list[dict[str, Any]] = [_DNS, {"ports": [_HTTPS]}] if hub.endpoint is None else [{}]
+    egress: list[dict[str, Any]] = [_DNS, {"ports": [_HTTPS]}]
+    if hub_access.may_use_any_port(model, defaults):
+        egress = [{}]
     return _policy(model, defaults, names.FETCH, [], egress)
 
 
@@ -69,10 +77,7 @@ def _policy(
     egress: list[dict[str, Any]],
 ) -> Manifest:
     """Allows `ingress` and `egress`, and the operator's probes."""
-    operator = {
-        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: defaults.operator_namespace}},
-        "podSelector": {"matchLabels": {names.NAME_LABEL: names.OPERATOR_APPLICATION}},
-    }
+    operator = _pods_of_release(defaults, names.OPERATOR_APPLICATION)
     spec = {
         **_pods_of(model, component),
         "policyTypes": ["Ingress", "Egress"],
@@ -81,6 +86,20 @@ def _policy(
     }
     name = f"{model.name}-{component}"
     return child(model, "networking.k8s.io/v1", "NetworkPolicy", name, component, {"spec": spec})
+
+
+def _pods_in(*namespaces: str) -> dict[str, Any]:
+    """All pods of these namespaces, as a peer."""
+    one_of = {"key": _NAMESPACE_NAME_LABEL, "operator": "In", "values": list(namespaces)}
+    return {"namespaceSelector": {"matchExpressions": [one_of]}}
+
+
+def _pods_of_release(defaults: Defaults, application: str) -> dict[str, Any]:
+    """Pods of the operator's release, as a peer."""
+    return {
+        "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME_LABEL: defaults.operator_namespace}},
+        "podSelector": {"matchLabels": {names.NAME_LABEL: application}},
+    }
 
 
 def _pods_of(model: InferenceModel, component: str) -> dict[str, Any]:

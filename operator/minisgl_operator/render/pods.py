@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, LINK_PORT, SCHEDULER_PORT
-from minisgl_operator.api.defaults import Defaults, FrontendDefaults
+from minisgl_operator.api.defaults import Defaults, PlacementDefaults
 from minisgl_operator.api.scheduling import PodSettings, Resources
 from minisgl_operator.api.types import EnvironmentVariable
 from minisgl_operator.render.quantity import canonical_all
@@ -59,7 +59,7 @@ def container_security(*, read_only_root: bool) -> dict[str, Any]:
 
 
 def scheduling(
-    settings: PodSettings, component: FrontendDefaults, architecture: str | None, defaults: Defaults
+    settings: PodSettings, component: PlacementDefaults, architecture: str | None, defaults: Defaults
 ) -> dict[str, Any]:
     """Scheduling fields of the spec, which are those of a pod; unset ones are left out. `component` has the defaults of
     the pod's component. `architecture` is that of its default image; nothing is known about another image."""

@@ -8,7 +8,7 @@ from minisgl.wire.status import CONTROL_PORT
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import model_files, names, pods, single_node, templates
+from minisgl_operator.render import hub_access, model_files, names, pods, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.quantity import amount, canonical
 
@@ -85,17 +85,16 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [
         *pods.IDENTITY,
         {"name": "HF_HOME", "value": f"{pods.RUN_DIRECTORY}/huggingface"},
+        *hub_access.variables(model, defaults),
     ]
-    if hub.token_secret_ref is not None:
-        reference = {"name": hub.token_secret_ref.name, "key": hub.token_secret_ref.key}
-        variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    endpoint = hub_access.endpoint(model, defaults)
     container = {
         "name": names.FETCH,
         **pods.image(model.spec.frontend, defaults.frontend_image, defaults),
         "args": [
             *("models", "fetch", hub.repo, model_files.directory(model)),
             *("--revision", hub.revision),
-            *(() if hub.endpoint is None else ("--endpoint", hub.endpoint)),
+            *(() if endpoint is None else ("--endpoint", endpoint)),
             *("--owner", model.name),
             "--share-files",
             *("--control-port", str(CONTROL_PORT)),
@@ -106,9 +105,16 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         **pods.resources(model.spec.fetch.resources, defaults.models.fetch.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [pods.mount(cache, model_files.MODELS_DIRECTORY), pods.RUN_MOUNT, pods.TMP_MOUNT],
+        "volumeMounts": [
+            pods.mount(cache, model_files.MODELS_DIRECTORY),
+            pods.RUN_MOUNT,
+            pods.TMP_MOUNT,
+            *hub_access.mounts(defaults),
+        ],
     }
-    spec = pods.pod_spec(names.frontend(model.name), container, [cache, pods.RUN, pods.TMP], defaults)
+    account = model.spec.service_account_name or names.frontend(model.name)
+    volumes = [cache, pods.RUN, pods.TMP, *hub_access.volumes(defaults)]
+    spec = pods.pod_spec(account, container, volumes, defaults)
     spec["restartPolicy"] = "Never"
     return spec | _scheduling(model, defaults)
 

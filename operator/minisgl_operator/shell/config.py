@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser, variables: Mapping[str, str] 
         add(f"--{image}-architecture", text, "")
     add("--image-pull-policy", "pull policy of models that set none (default: that of Kubernetes)", "")
     add("--defaults", "other defaults of models, as JSON or YAML: the chart's values.yaml describes them", "{}")
+    text = "label app.kubernetes.io/instance of the gateway's pods in the operator's namespace (default: no gateway)"
+    add("--gateway", text, "")
     add("--resync-seconds", "seconds between full lists of all objects", "600", float)
     add("--probe-seconds", "seconds between status probes of a launcher or frontend", "3", float)
     add("--metrics-port", "port of /healthz, /readyz and /metrics", "8080", int)
@@ -80,6 +82,7 @@ def parse(arguments: argparse.Namespace, variables: Mapping[str, str] = os.envir
             image_pull_secrets=names("--image-pull-secret", arguments.image_pull_secret),
             engine_architecture=arguments.engine_architecture or None,
             frontend_architecture=arguments.frontend_architecture or None,
+            gateway=arguments.gateway or None,
             models=ModelDefaults.read(arguments.defaults),
         ),
         lease_name=arguments.lease_name,

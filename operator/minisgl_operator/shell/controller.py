@@ -13,11 +13,13 @@ from typing import Final
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.observed import Nodes, Rejection
 from minisgl_operator.facts.pods import node_of
+from minisgl_operator.facts.route import group_of
 from minisgl_operator.shell import metrics
 from minisgl_operator.shell.apply import Applier
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.events import Recorder
+from minisgl_operator.shell.gateways import Gateways, gateway_address
 from minisgl_operator.shell.health import Health, LoopLag
 from minisgl_operator.shell.nodes import NodeWatch
 from minisgl_operator.shell.peer_tokens import PeerTokens
@@ -26,6 +28,7 @@ from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober, pod_address
 from minisgl_operator.shell.reconcile import Context, reconcile
 from minisgl_operator.shell.resources import MODEL, WATCHED, Resource, selector
+from minisgl_operator.shell.routes import Routes
 from minisgl_operator.shell.store import Id, ModelKey, Store, object_id
 from minisgl_operator.shell.upgrades import Upgrades
 from minisgl_operator.shell.workqueue import WorkQueue
@@ -58,8 +61,10 @@ class Controller:
         is_leader: Callable[[], bool] = lambda: True,
         address: Callable[[Manifest], str | None] = pod_address,
         on_restart: Callable[[], None] = lambda: None,
+        address_of_gateway: Callable[[Manifest], str] = gateway_address,
     ) -> None:
-        """`counts`: metrics that `client` reports its requests to. `address` returns the URL at which a pod is probed.
+        """`counts`: metrics that `client` reports its requests to. `address` returns the URL at which a pod is probed,
+        and `address_of_gateway` that of a pod of the gateway.
         `on_restart` is called when the watches must begin again: when another namespace may be watched, or when the API
         server's database was restored."""
         self._client = client
@@ -74,6 +79,20 @@ class Controller:
             on_request=lambda key: self.queue.add(key, urgent=True),
         )
         self._nodes = NodeWatch(client, self._on_node_change)
+        self._gateways = (
+            None
+            if config.defaults.gateway is None
+            else Gateways(
+                *(client, config.defaults.operator_namespace, config.defaults.gateway, config.probe_seconds),
+                on_change=self._on_change,
+                on_request=self._on_gateway_request,
+                address=address_of_gateway,
+            )
+        )
+        self._routes = Routes(
+            *(client, self.store, lambda: self.namespaces, self._on_change),
+            always=bool(config.defaults.models.route.parent_refs),
+        )
         self._recorder = Recorder(client, identity)
         self._writes = Writes()
         self._context = Context(
@@ -82,6 +101,8 @@ class Controller:
             applier=Applier(client, self.store, counts, lambda key: self.queue.add(key, urgent=True)),
             prober=self._prober,
             nodes=self._nodes,
+            gateways=self._gateways,
+            routes=self._routes,
             pod_events=PodEvents(client),
             recorder=self._recorder,
             writes=self._writes,
@@ -130,6 +151,11 @@ class Controller:
         await self._wait_for_permissions()
         self._spawn(self._nodes.run(), "nodes")
         await self._nodes.attempted.wait()
+        if self._gateways is not None:
+            self._spawn(self._gateways.run(), "gateways")
+            await self._gateways.attempted.wait()
+        self._spawn(self._routes.run(), "routes")
+        await self._routes.attempted.wait()
         while not await self._list_everything():
             await asyncio.sleep(_RESYNC_RETRY_SECONDS)
         self._spawn(self._prober.run(), "probes")
@@ -155,15 +181,36 @@ class Controller:
         """`type` is ADDED, MODIFIED, DELETED, or None for an object of a list."""
         if type is None:
             self._schedule_relist()
+        group = self._group(body)
         key = self.store.remove(body) if type == "DELETED" else self.store.put(body)
+        for other in {*group, *self._group(body)}:
+            self.queue.add(other)
         if key is not None:
             self.queue.add(key, urgent=type in ("ADDED", "MODIFIED") and _is_edited(body))
+
+    def _group(self, body: Manifest) -> list[ModelKey]:
+        """Models whose routes depend on this one, as it is stored; none for another object."""
+        namespace, name = body["metadata"]["namespace"], body["metadata"]["name"]
+        stored = self.store.model(ModelKey(namespace, name)) if body["kind"] == MODEL.kind else None
+        group = None if stored is None else group_of(stored.body)
+        return [ModelKey(namespace, each["metadata"]["name"]) for each in self.store.group(namespace, group)]
 
     def _on_node_change(self, names: frozenset[str] | None) -> None:
         """Queue the models with pods on these nodes; None: on any node."""
         for key, pod in self.store.pods():
             if names is None or node_of(pod) in names:
                 self.queue.add(key)
+
+    def _on_change(self, key: ModelKey | None) -> None:
+        """Queue a model, if it exists; None: all of them."""
+        for each in self.store.models():
+            if key in (None, each):
+                self.queue.add(each)
+
+    def _on_gateway_request(self, key: ModelKey) -> None:
+        """Queue a model for which a request waits."""
+        if self.store.model(key) is not None:
+            self.queue.add(key, urgent=True)
 
     async def _work(self) -> None:
         clock = asyncio.get_running_loop().time

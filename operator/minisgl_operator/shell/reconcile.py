@@ -20,17 +20,20 @@ from minisgl_operator.facts.facts import Facts
 from minisgl_operator.facts.lost_nodes import ending, finalizers, is_lost, next_ending
 from minisgl_operator.facts.observed import DryRun, Nodes, ObjectEvent, Observed, Rejection
 from minisgl_operator.facts.pods import node_of
+from minisgl_operator.facts.route import group_of
 from minisgl_operator.plan.plan import Apply, Check, Delete, Step, force_deletions, plan
 from minisgl_operator.render import names
 from minisgl_operator.render.names import MANAGED_BY, MANAGED_BY_LABEL
 from minisgl_operator.shell.apply import Applier, ConflictDetected, is_owned_by, owner_name
 from minisgl_operator.shell.client import ApiError, Client
 from minisgl_operator.shell.events import Recorder
+from minisgl_operator.shell.gateways import Gateways
 from minisgl_operator.shell.nodes import NodeWatch
 from minisgl_operator.shell.peer_tokens import PeerTokens
 from minisgl_operator.shell.pod_events import PodEvents
 from minisgl_operator.shell.probe import Prober
 from minisgl_operator.shell.resources import POD, of_kind
+from minisgl_operator.shell.routes import Routes
 from minisgl_operator.shell.store import ModelKey, Store
 from minisgl_operator.shell.upgrades import Upgrades
 from minisgl_operator.shell.writes import Writes
@@ -62,6 +65,8 @@ class Context:
     applier: Applier
     prober: Prober
     nodes: NodeWatch
+    gateways: Gateways | None
+    routes: Routes
     pod_events: PodEvents
     recorder: Recorder
     writes: Writes
@@ -199,6 +204,7 @@ def _observe(
     objects = [one.body for one in context.store.of_model(key)]
     children = [one for one in objects if one["kind"] != POD.kind]
     pods = tuple(one for one in objects if one["kind"] == POD.kind)
+    group = context.store.group(key.namespace, group_of(model_object))
     reports = context.prober.reports
     return Observed(
         model_object=model_object,
@@ -208,7 +214,10 @@ def _observe(
         reports={uid: reports[uid] for uid in (pod["metadata"]["uid"] for pod in pods) if uid in reports},
         events=events,
         read_by_others=context.store.directories_read(key.namespace, names.cache(key.name)),
+        gateway=None if context.gateways is None else context.gateways.pods,
         nodes=_nodes_of(context, pods),
+        group=tuple(each for each in group if each["metadata"]["name"] != key.name),
+        routes_served=context.routes.served,
         rejections=rejections,
         dry_run=dry_run,
     )

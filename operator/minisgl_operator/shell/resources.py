@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from minisgl_operator.api.types import GROUP, KIND, PLURAL, VERSION
-from minisgl_operator.render.names import COMPONENT_LABEL, MANAGED_BY, MANAGED_BY_LABEL, REVISION
+from minisgl_operator.render.names import (
+    COMPONENT_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    REVISION,
+    SLICE_MANAGER_LABEL,
+)
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,15 @@ SECRET: Final = Resource("", "v1", "secrets", "Secret")
 
 CONTROLLER_REVISION: Final = Resource("apps", "v1", "controllerrevisions", "ControllerRevision")
 
+ENDPOINT_SLICE: Final = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
+
 # Kinds of a model's children. Pods are children of these.
 CHILDREN: Final = (
     CONTROLLER_REVISION,
     Resource("apps", "v1", "statefulsets", "StatefulSet"),
     Resource("apps", "v1", "deployments", "Deployment"),
     Resource("", "v1", "services", "Service"),
+    ENDPOINT_SLICE,
     Resource("", "v1", "serviceaccounts", "ServiceAccount"),
     Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim"),
     Resource("batch", "v1", "jobs", "Job"),
@@ -64,15 +73,20 @@ WATCHED: Final = (MODEL, *CHILDREN, POD)
 
 CHILD_SELECTOR: Final = f"{MANAGED_BY_LABEL}={MANAGED_BY}"
 
-_BY_KIND: Final = {resource.kind: resource for resource in WATCHED}
+HTTP_ROUTE: Final = Resource("gateway.networking.k8s.io", "v1", "httproutes", "HTTPRoute")
+"""Children that are listed instead, as not every cluster has the kind."""
+
+_BY_KIND: Final = {resource.kind: resource for resource in (*WATCHED, HTTP_ROUTE)}
 
 
 def selector(resource: Resource) -> str:
     """Label selector of the watched objects of a kind; empty: all."""
     if resource == MODEL:
         return ""
-    # StatefulSets keep ControllerRevisions of their own, with the labels of their pods.
-    return f"{CHILD_SELECTOR},{COMPONENT_LABEL}={REVISION}" if resource == CONTROLLER_REVISION else CHILD_SELECTOR
+    # Controllers of Kubernetes keep objects of these kinds, with the labels of our pods and Services.
+    if resource == CONTROLLER_REVISION:
+        return f"{CHILD_SELECTOR},{COMPONENT_LABEL}={REVISION}"
+    return f"{CHILD_SELECTOR},{SLICE_MANAGER_LABEL}={MANAGED_BY}" if resource == ENDPOINT_SLICE else CHILD_SELECTOR
 
 
 def of_kind(kind: str) -> Resource:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from minisgl_operator.api.objects import Manifest, controller_of
+from minisgl_operator.facts.route import group_of
 from minisgl_operator.facts.wanted import owners_of_count
 from minisgl_operator.render.names import (
     CACHE_KEY_ANNOTATION,
@@ -89,6 +90,13 @@ class Store:
         """Directories at the top of the claim that models name in `source.pvc`; "" for the whole claim."""
         return frozenset(self._reads.get((namespace, claim), {}).values())
 
+    def group(self, namespace: str, group: str | None) -> list[Manifest]:
+        """Models with this group of routes; none without a group."""
+        if group is None:
+            return []
+        found = (self.model(key) for key in self.models() if key.namespace == namespace)
+        return [each.body for each in found if each is not None and group_of(each.body) == group]
+
     def pods(self) -> Iterator[tuple[ModelKey, Manifest]]:
         for key, ids in self._of_model.items():
             for id in ids:
@@ -132,10 +140,10 @@ class Store:
             return None
         return self._forget(id)
 
-    def sweep(self, resource: Resource, present: set[Id], namespace: str | None, version: str) -> None:
+    def sweep(self, resource: Resource, present: set[Id], namespace: str | None, version: str) -> frozenset[ModelKey]:
         """Drop the objects that are missing in a list of this kind and version, of one namespace or of all.
 
-        Objects that are newer than the list stay: their events were faster.
+        Return their models. Objects that are newer than the list stay: their events were faster.
         """
         gone = [
             stored.body
@@ -145,8 +153,7 @@ class Store:
             and namespace in (None, id.namespace)
             and stored.version <= int(version)
         ]
-        for body in gone:
-            self.remove(body)
+        return frozenset(key for body in gone if (key := self.remove(body)) is not None)
 
     def newest(self, resource: Resource) -> int:
         """The highest version of the stored objects of a kind; 0 without any."""
@@ -260,7 +267,7 @@ def trim(body: Manifest) -> Manifest:
             claimed = ("resources", "storageClassName", "volumeName")
             small["spec"] = {name: body["spec"][name] for name in claimed if name in body["spec"]}
             small["status"] = status
-        case "PodDisruptionBudget":
+        case "PodDisruptionBudget" | "HTTPRoute":
             small["status"] = status
         case "Job":
             kept_metadata["annotations"] = _annotations(metadata, PRUNING_ANNOTATION)

@@ -17,6 +17,7 @@ from minisgl_operator.status.conditions_interconnect_optimal import interconnect
 from minisgl_operator.status.conditions_model_cached import model_cached
 from minisgl_operator.status.conditions_progressing import progressing
 from minisgl_operator.status.conditions_ready import frontend_ready, ready
+from minisgl_operator.status.conditions_route import route_accepted
 from minisgl_operator.status.conditions_scheduled import scheduled
 
 Conditions = Mapping[ConditionType, Condition]
@@ -25,7 +26,7 @@ _MAX_MESSAGE_LENGTH: Final = 1024
 
 
 def all_conditions(facts: Facts) -> Conditions:
-    """All conditions, in the order of `ConditionType`."""
+    """All conditions that the model has, in the order of `ConditionType`."""
     prerequisites = {
         ConditionType.ACCEPTED: accepted(facts),
         ConditionType.MODEL_CACHED: model_cached(facts),
@@ -33,12 +34,14 @@ def all_conditions(facts: Facts) -> Conditions:
         ConditionType.ENGINE_READY: engine_ready(facts),
         ConditionType.FRONTEND_READY: frontend_ready(facts),
     }
+    route = route_accepted(facts)
     return {
         **prerequisites,
         ConditionType.READY: ready(facts, prerequisites),
         ConditionType.PROGRESSING: progressing(facts),
         ConditionType.DEGRADED: degraded(facts),
         ConditionType.INTERCONNECT_OPTIMAL: interconnect_optimal(facts),
+        **({} if route is None else {ConditionType.ROUTE_ACCEPTED: route}),
     }
 
 

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from minisgl_operator.api.conditions import ConditionType, Reason
 from minisgl_operator.api.objects import Ref
 from minisgl_operator.facts.facts import Facts
+from minisgl_operator.render import names
 from minisgl_operator.status.condition import Condition, crash_message, suspended
 
 
 def frontend_ready(facts: Facts) -> Condition:
+    if facts.frontends_at_zero:
+        return _without_frontends(facts)
     failure = facts.pod_failure(Reason.CRASHED)
     if failure is not None and failure.pod is not None:
         return Condition("False", Reason.CRASHED, crash_message(failure.pod))
@@ -25,6 +28,18 @@ def frontend_ready(facts: Facts) -> Condition:
         message = "No frontend can reach a ready replica; none accepts requests until then. See EngineReady."
         return Condition("False", Reason.NO_REPLICA_ROUTABLE, message)
     return Condition("False", Reason.STARTING, f"{ready} of {wanted} frontends are ready; the others are starting.")
+
+
+def _without_frontends(facts: Facts) -> Condition:
+    if facts.observed.gateway is None or facts.gateway_addresses:
+        message = "The model is idle and has no frontends; the gateway holds its next request."
+        return Condition("True", Reason.FRONTENDS_READY, message)
+    pods = f"{names.NAME_LABEL}={names.GATEWAY_APPLICATION} in namespace {facts.defaults.operator_namespace}"
+    message = (
+        "The model is idle and has no frontends, and no pod of the gateway is ready to hold its next request. See the "
+        f"pods with the label {pods}."
+    )
+    return Condition("False", Reason.GATEWAY_UNAVAILABLE, message)
 
 
 def ready(facts: Facts, prerequisites: Mapping[ConditionType, Condition]) -> Condition:

@@ -30,6 +30,7 @@ _IN_PROGRESS_REASONS: Final = frozenset(
         Reason.UP_TO_DATE,
         Reason.UPGRADE_WAITING,
         Reason.UNKNOWN,
+        Reason.WAITING_FOR_GATEWAY,
     }
 )
 

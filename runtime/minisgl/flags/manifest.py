@@ -65,13 +65,15 @@ CLUSTER_ONLY: Final[Mapping[str, str]] = {
             *("engine.tolerations", "engine.affinity", "engine.topologySpreadConstraints", "engine.priorityClassName"),
             *("frontend.image", "frontend.imagePullPolicy", "frontend.imagePullSecrets", "frontend.resources"),
             *("frontend.nodeSelector", "frontend.tolerations", "frontend.affinity", "frontend.priorityClassName"),
-            *("frontend.topologySpreadConstraints", "frontend.replicas"),
+            *("frontend.topologySpreadConstraints", "frontend.replicas", "frontend.minReplicas"),
+            "serviceAccountName",
         ),
         _NO_PODS,
     ),
     "frontend.auth": "any client that reaches the port may use the API; to require keys, set --api-keys",
     "frontend.args": "give these flags to serve",
     "frontend.env": "set the variables in the environment",
+    "route": "clients use the address of this machine",
     "networkPolicy": "set --host to the address to listen on",
 }
 """Fields without effect, with the reason or what to do instead."""

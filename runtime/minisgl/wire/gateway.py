@@ -19,8 +19,8 @@ class ModelDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     held: int = 0
     """Valid requests that wait because no frontend of the model answers."""
-    idle_seconds: float = 0.0
-    """Seconds since the last valid request ended; 0 while one is in progress."""
+    idle_seconds: float | None = None
+    """Seconds since the last valid request ended; 0 while one is in progress. None: there was none."""
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):

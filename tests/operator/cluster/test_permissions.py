@@ -21,6 +21,7 @@ from minisgl_operator.shell.client import Client, Page
 from minisgl_operator.shell.lease import Lease
 from minisgl_operator.shell.store import ModelKey
 from support.cluster.control_plane import LocalControlPlane
+from support.cluster.http_routes import http_routes
 from support.cluster.operated_cluster import CrashingClient, OperatedCluster, hub_model, pvc_model
 
 ROLES: Final = Path(__file__).parents[3] / "manifests" / "operator" / "rbac.yaml"
@@ -129,8 +130,9 @@ def test_the_shipped_rules_are_exactly_those_that_the_operator_uses(
         monkeypatch.setattr(lost_nodes, "FORCE_DELETE_AFTER", timedelta(seconds=1))
         # Tokens are replaced as soon as pods know the last ones.
         monkeypatch.setattr(peer_secret, "_ROTATION", timedelta(seconds=1))
-        with cluster.operator(kubeconfig=kubeconfig):
+        with http_routes(control_plane), cluster.operator(kubeconfig=kubeconfig, gateway="prod"):
             _everything_it_can_do(cluster)
+            _everything_about_gateways(cluster)
         cluster.run(_hold_a_lease(cluster, kubeconfig))
         used, denied = set[Right](), []
         for event in control_plane.audit():
@@ -224,6 +226,20 @@ def _everything_it_can_do(cluster: OperatedCluster) -> None:
         return pod is not None and pod["metadata"]["uid"] != lost["metadata"]["uid"]
 
     cluster.until(made_again, "another pod in place of the lost one")
+
+
+def _everything_about_gateways(cluster: OperatedCluster) -> None:
+    cluster.start_gateway("gateway-0", "prod", "10.9.8.7")
+    scaling = {"minReplicas": 0, "maxReplicas": 1, "target": {"runningPerReplica": 4}, "idleSecondsToZero": 30}
+    without = {"autoscaling": scaling, "frontend": {"minReplicas": 0}}
+    route = {"parentRefs": [{"name": "public"}]}
+    cluster.apply(pvc_model("idle", route=route, **without))
+    cluster.until(lambda: cluster.get("EndpointSlice", "idle-gateway"), "the gateway as endpoint")
+    cluster.until(lambda: cluster.get("HTTPRoute", "idle"), "a route")
+    cluster.apply(pvc_model("idle", route=route | {"enabled": False}, **without))
+    cluster.until(lambda: cluster.get("HTTPRoute", "idle") is None, "the route's end")
+    cluster.gateways["gateway-0"] = {"models": {f"{cluster.namespace}/idle": {"held": 1}}}
+    cluster.until(lambda: cluster.get("EndpointSlice", "idle-gateway") is None, "a frontend as endpoint")
 
 
 async def _hold_a_lease(cluster: OperatedCluster, kubeconfig: Path) -> None:

@@ -278,3 +278,95 @@ def test_additions_to_other_pods_restart_no_engine(part: str) -> None:
     added = {"podTemplate": {"labels": {"team": "a"}, "schedulerName": "mine"}}
     models = [inference_model(spec, source=CLAIM) for spec in ({}, {part: added})]
     assert len({revision(model, DEFAULTS) for model in models}) == 1
+
+
+def fetch(models: dict[str, Any], spec: dict[str, Any] | None = None, **source: Any) -> dict[str, Any]:
+    """Pod of the fetch Job, with its variables by name as `env`."""
+    defaults = replace(DEFAULTS, models=ModelDefaults.model_validate(models))
+    model = inference_model(spec, source={"huggingFace": HUB["huggingFace"] | source})
+    [job] = [each for each in render(model, defaults) if each["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    env = {each["name"]: each.get("value", each.get("valueFrom")) for each in pod["containers"][0]["env"]}
+    return {**pod, "args": pod["containers"][0]["args"], "env": env}
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "used"),
+    [(None, None, None), (None, "https://a", "https://a"), ("https://b", "https://a", "https://b")],
+)
+def test_a_mirror_of_the_cluster_is_for_models_without_one_and_fetches_nothing_again(
+    own: str | None, default: str | None, used: str | None
+) -> None:
+    source = {} if own is None else {"endpoint": own}
+    arguments = fetch({"hub": {"endpoint": default}}, **source)["args"]
+    assert (arguments[arguments.index("--endpoint") + 1] if "--endpoint" in arguments else None) == used
+    assert arguments[3] == fetch({}, **source)["args"][3], "the same directory of the cache"
+
+
+def test_a_token_of_the_cluster_is_optional_unlike_that_of_the_model() -> None:
+    models = {"hub": {"tokenSecret": {"name": "hub"}}}
+    reference = {"name": "hub", "key": "token", "optional": True}
+    assert fetch(models)["env"]["HF_TOKEN"] == {"secretKeyRef": reference}
+    own = fetch(models, tokenSecretRef={"name": "mine"})["env"]["HF_TOKEN"]
+    assert own == {"secretKeyRef": {"name": "mine", "key": "token"}}
+    assert "HF_TOKEN" not in fetch({})["env"]
+
+
+def test_fetch_pods_trust_the_bundle_of_the_cluster() -> None:
+    pod = fetch({"hub": {"caConfigMap": {"name": "company-ca"}}})
+    [volume] = [each for each in pod["volumes"] if each["name"] == "minisgl-ca"]
+    assert volume["configMap"] == {"name": "company-ca", "items": [{"key": "ca.crt", "path": "bundle.pem"}]}
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "minisgl-ca"]
+    assert pod["env"]["SSL_CERT_FILE"] == f"{mount['mountPath']}/bundle.pem"
+
+
+def test_variables_of_the_model_come_before_those_of_the_cluster() -> None:
+    models = {"proxy": {"https": "http://proxy:3128", "noProxy": ".svc"}, "hub": {"caConfigMap": {"name": "a"}}}
+    env = fetch(models)["env"]
+    assert (env["HTTPS_PROXY"], env["NO_PROXY"]) == ("http://proxy:3128", ".svc")
+    assert "HTTP_PROXY" not in env
+    own = [{"name": "HTTPS_PROXY", "value": "http://mine"}, {"name": "SSL_CERT_FILE", "value": "/own.pem"}]
+    changed = fetch(models, {"fetch": {"env": own}})
+    assert (changed["env"]["HTTPS_PROXY"], changed["env"]["SSL_CERT_FILE"]) == ("http://mine", "/own.pem")
+    names_of = [each["name"] for each in changed["containers"][0]["env"]]
+    assert len(names_of) == len(set(names_of))
+
+
+def policy(models: dict[str, Any], component: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+    defaults = replace(DEFAULTS, models=ModelDefaults.model_validate(models))
+    rendered = {
+        each["metadata"]["name"]: each
+        for each in render(inference_model(spec), defaults)
+        if each["kind"] == "NetworkPolicy"
+    }
+    return dict(rendered[f"qwen-{component}"]["spec"])
+
+
+@pytest.mark.parametrize("models", [{"hub": {"endpoint": "http://mirror:8000"}}, {"proxy": {"https": "http://p:3128"}}])
+def test_a_fetch_over_a_mirror_or_proxy_of_the_cluster_may_use_any_port(models: dict[str, Any]) -> None:
+    assert policy(models, names.FETCH)["egress"] == [{}]
+    assert policy({}, names.FETCH)["egress"] != [{}]
+
+
+def test_clients_of_the_cluster_are_for_models_without_their_own_and_monitoring_is_for_all() -> None:
+    models = {"networkPolicy": {"ingressFrom": [{"namespaceSelector": {}}], "monitoringNamespaces": ["a", "b"]}}
+    expression = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
+    monitoring = {"namespaceSelector": {"matchExpressions": [expression]}}
+    own = [{"podSelector": {"matchLabels": {"a": "b"}}}]
+    for spec, clients in (({}, [{"namespaceSelector": {}}]), ({"networkPolicy": {"ingressFrom": own}}, own)):
+        assert policy(models, names.FRONTEND, spec)["ingress"][0]["from"] == [*clients, monitoring]
+
+
+def test_a_priority_of_the_cluster_is_for_pods_without_their_own() -> None:
+    models = {"engine": {"priorityClassName": "engines"}, "frontend": {"priorityClassName": "web"}}
+    found = {part: template["spec"]["priorityClassName"] for part, template in templates({}, models).items()}
+    assert found == {names.ENGINE: "engines", names.FRONTEND: "web", names.FETCH: "web"}
+    own = templates({"engine": {"priorityClassName": "mine"}}, models)[names.ENGINE]["spec"]
+    assert own["priorityClassName"] == "mine"
+
+
+def test_an_account_of_the_model_is_for_pods_with_its_files() -> None:
+    found = {part: each["spec"] for part, each in templates({"serviceAccountName": "bucket-reader"}).items()}
+    accounts = {part: spec["serviceAccountName"] for part, spec in found.items()}
+    assert accounts == {names.ENGINE: "bucket-reader", names.FETCH: "bucket-reader", names.FRONTEND: "qwen-frontend"}
+    assert not any(spec["automountServiceAccountToken"] for spec in found.values())

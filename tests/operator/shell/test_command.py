@@ -31,6 +31,7 @@ def test_defaults() -> None:
     assert (found.defaults.engine_architecture, found.defaults.frontend_architecture) == (None, None)
     assert found.defaults.image_pull_policy is None
     assert found.defaults.image_pull_secrets == ()
+    assert found.defaults.gateway is None
     assert found.lease_name == "minisgl-operator"
     assert found.watch_namespaces == ()
     assert (found.resync_seconds, found.probe_seconds, found.metrics_port) == (600, 3, 8080)
@@ -47,6 +48,7 @@ def test_a_flag_wins_over_its_variable() -> None:
         "MINISGL_OPERATOR_IMAGE_PULL_POLICY": "Never",
         "MINISGL_OPERATOR_IMAGE_PULL_SECRET": "one,two",
         "MINISGL_OPERATOR_LEASE_NAME": "mine",
+        "MINISGL_OPERATOR_GATEWAY": "release",
     }
     found = parse(["--namespace=ns"], variables)
     assert found.defaults.operator_namespace == "ns"
@@ -54,6 +56,7 @@ def test_a_flag_wins_over_its_variable() -> None:
     assert found.defaults.image_pull_policy == "Never"
     assert found.defaults.image_pull_secrets == ("one", "two")
     assert found.lease_name == "mine"
+    assert found.defaults.gateway == "release"
     assert found.resync_seconds == 30
     assert found.watch_namespaces == ("a", "b")
     assert parse([*FLAGS, "--watch-namespace=x", "--watch-namespace=x"], variables).watch_namespaces == ("x",)

@@ -33,6 +33,12 @@ MATRIX: Final[dict[str, Object]] = {
         "metrics": {"enabled": False},
         "networkPolicy": {"enabled": False},
     },
+    "gateway": {"gateway": {"enabled": True}},
+    "gateway of two namespaces": {
+        "watchNamespaces": ["team-a", "team-b"],
+        "rbac": {"aggregate": False},
+        "gateway": {"enabled": True, "replicas": None, "ingressFrom": [{"podSelector": {}}]},
+    },
     "everything": {
         "commonLabels": {"team": "platform"},
         "imageRegistry": "registry.example.com:5000/mirror",
@@ -58,7 +64,19 @@ MATRIX: Final[dict[str, Object]] = {
             "imagePullSecrets": [{"name": "registry-of-models"}],
             "podIdentity": "Namespace",
             "storageClassName": "fast",
+            "hub": {
+                "endpoint": "https://hub.example.com",
+                "tokenSecret": {"name": "hub"},
+                "caConfigMap": {"name": "company-ca", "key": "bundle.pem"},
+            },
+            "proxy": {"https": "http://proxy:3128", "noProxy": ".svc,10.0.0.0/8"},
+            "networkPolicy": {
+                "ingressFrom": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"client": "yes"}}}],
+                "monitoringNamespaces": ["monitoring"],
+            },
+            "route": {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["*.example.com"]},
             "engine": {
+                "priorityClassName": "engines",
                 "labels": {"team": "a"},
                 "annotations": {"example.com/price": "$(POD_NAMESPACE) $5 <&>"},
                 "resources": {"requests": {"cpu": 4, "memory": "64Gi"}},
@@ -66,7 +84,12 @@ MATRIX: Final[dict[str, Object]] = {
                 "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
                 "runtimeClassName": "nvidia",
             },
-            "frontend": {"nodeSelector": {"pool": "web"}, "resources": {"limits": {"memory": "1Gi"}}},
+            "frontend": {
+                "minReplicas": 0,
+                "priorityClassName": "frontends",
+                "nodeSelector": {"pool": "web"},
+                "resources": {"limits": {"memory": "1Gi"}},
+            },
             "fetch": {"annotations": {"a": "b"}},
             "rollout": {
                 "waves": [
@@ -79,6 +102,18 @@ MATRIX: Final[dict[str, Object]] = {
                 "maxModels": 2,
                 "window": {"days": ["Monday"], "startHour": 22, "endHour": 4},
             },
+        },
+        "gateway": {
+            "enabled": True,
+            "replicas": 3,
+            "keySecrets": True,
+            "args": ["--queue-timeout", "30"],
+            "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+            "nodeSelector": {"pool": "web"},
+            "tolerations": [{"key": "web", "operator": "Exists"}],
+            "priorityClassName": "system-cluster-critical",
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"c": "d"},
         },
         "serviceAccount": {"annotations": {"a": "b"}},
         "metrics": {
@@ -137,6 +172,12 @@ def pods(objects: list[Object]) -> list[Object]:
     """Specs of all pods among the objects and in their templates."""
     templates = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Deployment")]
     return templates + [each["spec"] for each in of_kind(objects, "Pod")]
+
+
+def operator_pod(objects: list[Object]) -> Object:
+    """Spec of the operator's pod."""
+    [found] = [pod for pod in pods(objects) if pod["containers"][0]["name"] == "operator"]
+    return found
 
 
 def _objects(text: str) -> list[Object]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from support.cluster.inference_models import CLAIM, inference_model
+from minisgl_operator.render import render
+from minisgl_operator.render.route import Member
+from support.cluster.inference_models import CLAIM, DEFAULTS, inference_model
 
 _IMAGE = {"image": {"reference": "registry.example.com/models/qwen3-8b:1", "path": "model", "pullPolicy": "Always"}}
 _TOLERATIONS = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -164,6 +168,19 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         },
         None,
     ),
+    "behind-a-gateway": ({}, CLAIM),
+    "route-of-a-group": (
+        {
+            "model": {"servedNames": ["qwen3"]},
+            "route": {
+                "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],
+                "hostnames": ["models.example.com"],
+                "group": "chat",
+                "weight": 9,
+            },
+        },
+        CLAIM,
+    ),
     "suspended": ({"suspend": True, "replicas": 2}, None),
     "without-network-policies": ({"networkPolicy": {"enabled": False}}, CLAIM),
 }
@@ -172,3 +189,13 @@ EXAMPLES: dict[str, InferenceModel] = {
     name: inference_model(spec, source=source) for name, (spec, source) in _EXAMPLES.items()
 }
 EXAMPLES["longest-name"] = inference_model({"replicas": 2}, name="m" * 40)
+
+
+def children_of(example: str) -> tuple[Manifest, ...]:
+    """Everything that the operator applies for the example."""
+    model = EXAMPLES[example]
+    if example == "behind-a-gateway":
+        return render(model, replace(DEFAULTS, gateway="minisgl"), gateway_addresses=["10.0.0.1", "10.0.0.2"])
+    if example == "route-of-a-group":
+        return render(model, DEFAULTS, group=[Member("qwen", ("qwen3",), 9), Member("qwen-canary", ("qwen3",), 1)])
+    return render(model, DEFAULTS)

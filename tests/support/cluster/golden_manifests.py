@@ -16,9 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from minisgl_operator.render import render
-from support.cluster.example_models import EXAMPLES
-from support.cluster.inference_models import DEFAULTS
+from support.cluster.example_models import EXAMPLES, children_of
 
 FOLDER = Path(__file__).parents[2] / "operator" / "render" / "golden"
 BASE_EXAMPLE = "smallest"
@@ -47,7 +45,7 @@ def golden(example: str, base: str) -> str:
 
 def rendered_text(example: str) -> str:
     """YAML in the order of rendering, with one line for each scalar and without aliases."""
-    return yaml.dump_all(render(EXAMPLES[example], DEFAULTS), Dumper=_Dumper, sort_keys=False, width=_NO_LIMIT)
+    return yaml.dump_all(children_of(example), Dumper=_Dumper, sort_keys=False, width=_NO_LIMIT)
 
 
 class _Dumper(yaml.CSafeDumper):

@@ -28,10 +28,17 @@ from minisgl.wire.status import SECRET_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.defaults import Defaults, ModelDefaults
 from minisgl_operator.api.objects import Manifest
-from minisgl_operator.render.names import MODEL_LABEL, PEERS_VOLUME
+from minisgl_operator.render.names import (
+    GATEWAY_APPLICATION,
+    INSTANCE_LABEL,
+    MODEL_LABEL,
+    NAME_LABEL,
+    PEERS_VOLUME,
+)
 from minisgl_operator.shell.client import ApiError, Client, connection
 from minisgl_operator.shell.config import Config
 from minisgl_operator.shell.controller import Controller
+from minisgl_operator.shell.gateways import gateway_address
 from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import CHILD_SELECTOR, CHILDREN, MODEL, NODE, POD, SECRET, of_kind
 from minisgl_operator.shell.watches import watch
@@ -107,6 +114,7 @@ class RunningOperator:
         config: Config,
         address: Callable[[Manifest], str | None],
         crash_after: int | None = None,
+        address_of_gateway: Callable[[Manifest], str] = gateway_address,
     ) -> None:
         self.config = config
         self.counts = Metrics()
@@ -116,6 +124,7 @@ class RunningOperator:
         self.started = threading.Event()
         self._begun = threading.Event()
         self._address = address
+        self._address_of_gateway = address_of_gateway
         self._crash_after = crash_after
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,7 +178,10 @@ class RunningOperator:
         self.crashed = client.crashed
         async with client:
             self.controller = Controller(
-                client, self.config, "test", self.counts, address=self._address, on_restart=self._end
+                *(client, self.config, "test", self.counts),
+                address=self._address,
+                on_restart=self._end,
+                address_of_gateway=self._address_of_gateway,
             )
             try:
                 await self.controller.start()
@@ -182,7 +194,7 @@ class RunningOperator:
 class OperatedCluster:
     """`hold` keeps pods Pending whose name it accepts; `statuses` and `reports`, by name, replace the simulated ones of
     a pod (None: it does not answer). `loads`, by model, are fields of its frontends' reports; `requests` has the number
-    of requests of each replica."""
+    of requests of each replica. `gateways` has the answers of the gateway's pods by name."""
 
     def __init__(self, control_plane: LocalControlPlane, *, with_crd: bool = True) -> None:
         self.control_plane = control_plane
@@ -193,6 +205,7 @@ class OperatedCluster:
         self.reports: dict[str, Manifest | None] = {}
         self.loads: dict[str, dict[str, Any]] = {}
         self.requests: dict[str, int] = {}
+        self.gateways: dict[str, Manifest] = {}
         self.told_to_refuse: dict[str, bool] = {}
         """Pod → whether the last probe told it to refuse others than the model's pods."""
         self._tokens = TemporaryDirectory(prefix="minisgl-tokens-")
@@ -246,6 +259,20 @@ class OperatedCluster:
         live = self.get(kind, name)
         if live is not None:
             self.run(self.client.delete(of_kind(kind), self.namespace, name, live["metadata"]["uid"], propagation))
+
+    def start_gateway(self, name: str, instance: str, address: str) -> None:
+        """A pod of the gateway of a release in this namespace, which runs."""
+        labels = {NAME_LABEL: GATEWAY_APPLICATION, INSTANCE_LABEL: instance}
+        pod: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": [{"name": "gateway", "image": "gateway"}]},
+        }
+        self.gateways[name] = {"models": {}}
+        self.apply(pod)
+        status = running_status(pod) | {"podIP": address, "podIPs": [{"ip": address}]}
+        self.merge(POD.kind, name, {"status": status}, "status")
 
     def lose_node_of(self, pod: str) -> None:
         """Delete the pod on a node that is lost and does not confirm its end."""
@@ -329,7 +356,9 @@ class OperatedCluster:
         owned = {}
         for resource in CHILDREN:
             for body in self.list(resource.kind):
-                if any(owner["name"] == name for owner in body["metadata"].get("ownerReferences", ())):
+                # The model's Service, which owns EndpointSlices, has its name.
+                owners = body["metadata"].get("ownerReferences", ())
+                if any((owner["kind"], owner["name"]) == (MODEL.kind, name) for owner in owners):
                     owned[resource.kind, body["metadata"]["name"]] = body
         return owned
 
@@ -376,12 +405,13 @@ class OperatedCluster:
         others: Sequence[OperatedCluster] = (),
         version: int = 1,
         models: ModelDefaults | None = None,
+        gateway: str | None = None,
     ) -> RunningOperator:
         """Start an operator for this namespace, those in `also`, and those of `others`, whose pods it probes as well.
         `crash_after` is a number of writes. `version` is the tag of its images."""
         engine, frontend = f"example.com/engine:{version}", f"example.com/frontend:{version}"
         config = Config(
-            defaults=Defaults(self.namespace, engine, frontend, models=models or ModelDefaults()),
+            defaults=Defaults(self.namespace, engine, frontend, gateway=gateway, models=models or ModelDefaults()),
             watch_namespaces=(*also, *(other.namespace for other in others), self.namespace),
             resync_seconds=resync_seconds,
             probe_seconds=probe_seconds,
@@ -392,7 +422,7 @@ class OperatedCluster:
         def address(pod: Manifest) -> str | None:
             return clusters.get(pod["metadata"]["namespace"], self)._address(pod)
 
-        running = RunningOperator(config, address, crash_after)
+        running = RunningOperator(config, address, crash_after, self._address)
         self._operators.append(running)
         return running
 
@@ -406,7 +436,7 @@ class OperatedCluster:
     def run(self, step: Coroutine[Any, Any, T]) -> T:
         return self._thread.run(step)
 
-    def _address(self, pod: Manifest) -> str | None:
+    def _address(self, pod: Manifest) -> str:
         return f"{self._url}/{pod['metadata']['name']}"
 
     async def _begin(self) -> None:
@@ -415,6 +445,7 @@ class OperatedCluster:
         await self.client.request("POST", "/api/v1/namespaces", {}, body)
         app = web.Application()
         app.router.add_get("/{name}/status", self._answer)
+        app.router.add_get("/{name}/gateway/status", self._answer_of_gateway)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -443,6 +474,10 @@ class OperatedCluster:
             while body is not None and not body.get("held") and time.monotonic() < end:
                 await asyncio.sleep(0.02)
                 body = self._report(name)
+        return web.Response(status=503) if body is None else web.json_response(body)
+
+    async def _answer_of_gateway(self, request: web.Request) -> web.Response:
+        body = self.gateways.get(request.match_info["name"])
         return web.Response(status=503) if body is None else web.json_response(body)
 
     def _report(self, name: str) -> Manifest | None:

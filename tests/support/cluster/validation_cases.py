@@ -140,6 +140,7 @@ EVERYTHING: Final[Object] = {
     "frontend": {
         "image": "frontend:1",
         "replicas": 2,
+        "minReplicas": 0,
         "resources": {"requests": {"cpu": "500m"}},
         "auth": {"apiKeysSecretRef": {"name": "keys"}},
         "args": ["--max-waiting=64"],
@@ -156,6 +157,14 @@ EVERYTHING: Final[Object] = {
     "drainSeconds": 1,
     "recovery": {"maxRestarts": 0, "windowSeconds": 60},
     "availability": {"disruptionBudget": "None"},
+    "serviceAccountName": "bucket-reader",
+    "route": {
+        "enabled": True,
+        "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https", "port": 443}],
+        "hostnames": ["models.example.com", "*.example.org"],
+        "group": "chat",
+        "weight": 0,
+    },
     "networkPolicy": {
         "enabled": False,
         "ingressFrom": [_PEER, {"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}],
@@ -390,6 +399,11 @@ _WRONG_PODS: Final = (
         "Duplicate value",
     ),
     Case("no frontend", smallest(frontend={"replicas": 0}), "spec.frontend.replicas"),
+    Case("two frontends at zero", smallest(frontend={"minReplicas": 2}), "spec.frontend.minReplicas"),
+    Case("weight without a group", smallest(route={"weight": 2}), "spec.route.weight", "set group, or remove weight"),
+    Case("Gateway without a name", smallest(route={"parentRefs": [{}]}), "spec.route.parentRefs[0].name", "Required"),
+    Case("host name of an address", smallest(route={"hostnames": ["http://a"]}), "spec.route.hostnames[0]"),
+    Case("account with a slash", smallest(serviceAccountName="a/b"), "spec.serviceAccountName"),
     Case("auth without a Secret", smallest(frontend={"auth": {}}), "spec.frontend.auth.apiKeysSecretRef", "Required"),
 )
 

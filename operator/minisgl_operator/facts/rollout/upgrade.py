@@ -27,6 +27,7 @@ _CHANGES_NO_PODS: Final = {
     "rollout",
     "availability",
     "network_policy",
+    "route",
 }
 
 
@@ -94,7 +95,9 @@ class Upgrade:
 
 def spec_hash(model: InferenceModel) -> str:
     """Hash of the fields that can change pods. Defaults are left out: a newer version may have more of them."""
-    fields = model.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_CHANGES_NO_PODS)
+    frontend = model.spec.frontend.model_copy(update={"min_replicas": None})
+    spec = model.spec.model_copy(update={"frontend": frontend})
+    fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_CHANGES_NO_PODS)
     return names.revision(fields)
 
 

@@ -1,0 +1,21 @@
+{{/* Permissions of the gateway. It writes nothing. */}}
+
+{{- define "minisgl.gatewayRules" -}}
+- apiGroups: [serving.minisgl.io]
+  resources: [inferencemodels]
+  verbs: [get, list, watch]
+{{- end -}}
+
+{{/* Secrets with keys have the label serving.minisgl.io/gateway-key. RBAC cannot select by labels, so this covers all
+     Secrets of the namespace: install the release in one of its own. */}}
+{{- define "minisgl.gatewayKeyRules" -}}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get, list, watch]
+{{- end -}}
+
+{{- define "minisgl.gatewaySubject" -}}
+- kind: ServiceAccount
+  name: {{ include "minisgl.gatewayName" . | quote }}
+  namespace: {{ .Release.Namespace | quote }}
+{{- end -}}

@@ -1,0 +1,163 @@
+"""Objects of the gateway: its permissions, who reaches it, and what it reaches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.cluster.chart import (
+    CHART,
+    MATRIX,
+    NAMESPACE,
+    HelmError,
+    Object,
+    helm,
+    of_kind,
+    operator_pod,
+    pods,
+    rendered,
+)
+
+ENABLED: Object = {"gateway": {"enabled": True}}
+OF_TEAMS: Object = {"watchNamespaces": ["team-a", "team-b"], "rbac": {"aggregate": False}} | ENABLED
+
+
+def gateway(values: Object, *kinds: str) -> list[Object]:
+    """The gateway's objects of these kinds."""
+    labels = "app.kubernetes.io/component"
+    return [each for each in of_kind(rendered(values), *kinds) if each["metadata"]["labels"][labels] == "gateway"]
+
+
+def container(values: Object) -> Object:
+    [found] = [each for pod in pods(rendered(values)) for each in pod["containers"] if each["name"] == "gateway"]
+    return found
+
+
+def policy(values: Object) -> Object:
+    [found] = gateway(values, "NetworkPolicy")
+    return dict(found["spec"])
+
+
+def test_there_is_no_gateway_by_default() -> None:
+    assert not [each for each in rendered({}) if "gateway" in each["metadata"]["name"]]
+
+
+def test_two_pods_that_drains_evict_one_by_one() -> None:
+    [deployment], [budget] = gateway(ENABLED, "Deployment"), gateway(ENABLED, "PodDisruptionBudget")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert (deployment["metadata"]["name"], deployment["spec"]["replicas"]) == ("minisgl-gateway", 2)
+    assert labels["app.kubernetes.io/component"] == "gateway"
+    assert budget["spec"]["maxUnavailable"] == 1
+    [service] = gateway(ENABLED, "Service")
+    assert [port["port"] for port in service["spec"]["ports"]] == [80]
+    for selector in (service["spec"]["selector"], budget["spec"]["selector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+
+
+def test_another_one_may_set_the_number_of_pods() -> None:
+    [deployment] = gateway({"gateway": {"enabled": True, "replicas": None}}, "Deployment")
+    assert "replicas" not in deployment["spec"]
+
+
+def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() -> None:
+    arguments = ["gateway", "--host=::", "--port=8000", "--control-port=8001"]
+    assert container(ENABLED)["args"] == arguments
+    assert container(OF_TEAMS)["args"] == [*arguments, "--namespace", "team-a", "team-b"]
+    everything = container(MATRIX["everything"])
+    assert everything["args"] == [*arguments, "--key-secrets", "--queue-timeout", "30"]
+    assert everything["image"].startswith("registry.example.com:5000/mirror/minisgl/frontend:")
+
+
+@pytest.mark.parametrize(
+    ("values", "places"), [(ENABLED, [("ClusterRole", None)]), (OF_TEAMS, [("Role", "team-a"), ("Role", "team-b")])]
+)
+def test_it_reads_models_where_they_are_and_nothing_else(
+    values: Object, places: list[tuple[str, Any]]
+) -> None:
+    rules = {
+        (each["kind"], each["metadata"].get("namespace")): each["rules"]
+        for each in gateway(values, "Role", "ClusterRole")
+    }
+    read = {"verbs": ["get", "list", "watch"]}
+    models = [{"apiGroups": ["serving.minisgl.io"], "resources": ["inferencemodels"]} | read]
+    assert rules == dict.fromkeys(places, models)
+    [account] = gateway(values, "ServiceAccount")
+    for binding in gateway(values, "RoleBinding", "ClusterRoleBinding"):
+        [subject] = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == (account["metadata"]["name"], NAMESPACE)
+
+
+def test_it_reads_secrets_of_its_own_namespace_if_they_have_its_keys() -> None:
+    [role] = gateway({"gateway": {"enabled": True, "keySecrets": True}}, "Role")
+    assert role["metadata"]["namespace"] == NAMESPACE
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]}]
+
+
+def test_it_leaves_the_service_before_it_stops() -> None:
+    found = container(ENABLED)
+    assert found["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "control"}
+    for probe in ("startupProbe", "livenessProbe"):
+        assert found[probe]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_prometheus_finds_it_with_the_frontends() -> None:
+    monitored = ENABLED | {"metrics": {"podMonitor": {"enabled": True}}}
+    [monitor], [deployment] = gateway(monitored, "PodMonitor"), gateway(monitored, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert not gateway(ENABLED, "PodMonitor")
+    allowed = policy(monitored | {"defaults": {"networkPolicy": {"monitoringNamespaces": ["monitoring"]}}})
+    [names] = allowed["ingress"][0]["from"][1]["namespaceSelector"]["matchExpressions"]
+    assert names["values"] == ["monitoring"]
+
+
+def test_the_operator_finds_the_gateway_and_may_lead_models_to_it() -> None:
+    flag = "--gateway=minisgl"
+    assert flag in operator_pod(rendered(ENABLED))["containers"][0]["args"]
+    assert flag not in operator_pod(rendered({}))["containers"][0]["args"]
+
+    def rules(values: Object, kind: str, name: str) -> list[Object]:
+        [found] = [each for each in of_kind(rendered(values), kind) if each["metadata"]["name"] == name]
+        return list(found["rules"])
+
+    pods_of_gateway = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    assert pods_of_gateway in rules(OF_TEAMS, "Role", "minisgl-operator-lease")
+    assert pods_of_gateway not in rules({}, "Role", "minisgl-operator-lease")
+    restricted = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices/restricted"], "verbs": ["create"]}
+    assert restricted in rules(ENABLED, "ClusterRole", "minisgl-operator")
+    assert restricted not in rules({}, "ClusterRole", "minisgl-operator")
+
+
+def test_pods_that_may_use_a_model_s_service_reach_it_unless_the_values_say_otherwise() -> None:
+    """A model without frontends is reached through the gateway."""
+    anywhere, operator = policy(ENABLED)["ingress"]
+    assert anywhere == {"from": [{"namespaceSelector": {}}], "ports": [{"port": "http"}]}
+    assert operator["ports"] == [{"port": "control"}]
+    assert operator["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "minisgl-operator"
+    [peer] = policy(OF_TEAMS)["ingress"][0]["from"]
+    [names] = peer["namespaceSelector"]["matchExpressions"]
+    assert names["values"] == ["team-a", "team-b", NAMESPACE]
+    assert policy(MATRIX["gateway of two namespaces"])["ingress"][0]["from"] == [{"podSelector": {}}]
+
+
+def test_it_reaches_names_the_api_server_and_frontends_of_its_models() -> None:
+    dns, server, frontends = policy(OF_TEAMS)["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53, 5353}
+    assert {443, 6443} <= {port["port"] for port in server["ports"]}
+    [peer] = frontends["to"]
+    assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["team-a", "team-b"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "frontend"
+    assert policy(ENABLED)["egress"][2]["to"][0]["namespaceSelector"] == {}
+
+
+@pytest.mark.parametrize("argument", ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets"])
+def test_an_argument_that_the_chart_sets_is_rejected(argument: str) -> None:
+    with pytest.raises(HelmError, match="gateway/args/0"):
+        rendered({"gateway": {"enabled": True, "args": [argument]}})
+
+
+def test_the_notes_tell_the_address() -> None:
+    notes = helm("install", "some", str(CHART), "--dry-run=client", values=ENABLED).partition("NOTES:")[2]
+    assert "http://some-minisgl-gateway.default.svc/v1" in notes
+    assert "gateway" not in helm("install", "some", str(CHART), "--dry-run=client").partition("NOTES:")[2]
