@@ -15,7 +15,6 @@ MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]",
 VOCABULARY = (*MARKERS, "[/THINK]", "<|python_tag|>")
 
 # Tracing would make hundreds of thousands of replays take twice as long; other tests reach the same lines.
-pytestmark = pytest.mark.no_cover
 
 every_format = pytest.mark.parametrize("name", WRITERS)
 

@@ -163,7 +163,6 @@ def test_a_tenant_has_a_limited_name() -> None:
         Harness().submit([1], 1, tenant=b"t" * 65)
 
 
-@pytest.mark.no_cover
 @OVERLAP
 @pytest.mark.parametrize("is_aborted", [False, True], ids=["end of sequence", "abort"])
 @pytest.mark.parametrize("seed", range(4))
