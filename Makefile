@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Of all clones: mypy compares the contents of files, and a first run takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(BUILD_CACHE),$(HOME)/.cache/minisgl)/mypy
 
-.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint import-tests machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
+.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,9 +34,10 @@ run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask
 	@.venv/bin/python docs/quickstart.py $(if $(ONCE),--once)
 
 test: install chromium minilm  ## install dependencies, check style and types, and run the tests with coverage
-	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint import-tests
+	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint
 	@rm -f .coverage .coverage.*
-	$(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(NOT_IN_TEST) --cov --cov-report=
+	COVERAGE_NOTE_LINES=$(CURDIR)/.coverage $(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(NOT_IN_TEST)
+	@.venv/bin/python -m coverage combine -q
 	@.venv/bin/python -m coverage report --skip-covered
 	@for part in minisgl/{scheduler,wire,frontend,tokenizer,router,replica}/\*:90 minisgl_operator/\*:95; do \
 		.venv/bin/python -m coverage report --include="*/$${part%:*}" --fail-under=$${part#*:} >/dev/null || \
@@ -69,10 +70,6 @@ lint: install  ## run ruff, mypy --strict and the import rules
 	.venv/bin/ruff check runtime operator benchmarks tests docs e2e
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
-
-# Once, before all workers import them at the same time: pytest compiles each file of a new clone.
-import-tests: install
-	@$(PYTEST) -qq --collect-only $(NOT_IN_TEST) tests > .cache/tests.txt || { tail -n 50 .cache/tests.txt; exit 1; }
 
 machine: install chromium minilm prometheus image-engine $(DEMO) $(AGENT)  ## build and install all that tests need once on a machine, in half an hour
 	@PYTHONPATH=e2e .venv/bin/python -m harness.prepare

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from minisgl import logging as log
+from support import line_coverage
 
 if TYPE_CHECKING:
     from support.numerics.rank_pairs import SecondRank
 
 _TESTS = Path(__file__).parent
+
+line_coverage.start_if_wanted()
 
 # How fast examples are made or run says how busy the machine is, and nothing about the code. With CI=true hypothesis
 # has a profile of its own for that.
@@ -61,29 +64,26 @@ _LONGEST_FILES = (
     "runtime/numerics/test_two_ranks.py",
 )
 
-# Parts whose tests reach no line that is measured and not reached elsewhere. Tracing takes a third of the time of those
-# that run kernels in Triton's interpreter.
-_NOT_MEASURED = (
-    _TESTS / "mutants",
-    *(_TESTS / "runtime" / part for part in ("attention", "engine", "grammar", "kernels", "launcher", "models")),
-    *(_TESTS / "runtime" / part for part in ("numerics", "parsing", "toy")),
-)
+
+def pytest_sessionfinish() -> None:
+    line_coverage.write()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    paths = {item.path for item in items}
-    not_measured = {path for path in paths if any(path.is_relative_to(part) for part in _NOT_MEASURED)}
-    for item in items:
-        if item.path in not_measured:
-            item.add_marker("no_cover")
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     # Else the garbage collector looks at each of ten thousand tests and of all libraries again and again.
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 _BROKEN: Final = 3
 """Exit code of a run that pytest itself did not end; 1 would say that tests failed."""
-_OPTIONS: Final = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-cov")
+_OPTIONS: Final = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 class Run(NamedTuple):

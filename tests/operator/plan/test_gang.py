@@ -343,7 +343,6 @@ def test_annotations_that_a_user_has_edited_stop_nothing() -> None:
         assert pods(cluster) == {"qwen-r0": 8}
 
 
-@pytest.mark.no_cover
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), replicas=st.integers(1, 2), spare=st.integers(0, 3), uid=st.integers(1, 1000))
 def test_models_that_compete_for_gpus_do_not_block_each_other(seed: int, replicas: int, spare: int, uid: int) -> None:

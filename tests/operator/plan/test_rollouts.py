@@ -93,7 +93,6 @@ def max_restarts(pod: Manifest) -> str:
     return arguments[arguments.index("--max-restarts") + 1]
 
 
-@pytest.mark.no_cover
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(replicas=st.integers(2, 4), source=st.sampled_from((CLAIM, HUB)), seed=st.integers(0, 2**32))
 def test_all_but_one_replica_serve_at_every_moment(replicas: int, source: dict[str, Any], seed: int) -> None:
@@ -121,7 +120,6 @@ def with_files(spec: dict[str, Any]) -> SimulatedCluster:
     return cluster
 
 
-@pytest.mark.no_cover
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(replicas=st.integers(1, 6), seed=st.integers(0, 2**32), revert_after=st.none() | st.integers(1, 40))
 def test_a_rollout_to_other_tokenizer_files_completes_while_half_of_the_replicas_serve(

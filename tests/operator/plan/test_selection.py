@@ -226,7 +226,6 @@ def test_a_replica_is_moved_when_its_stateful_set_cannot_be_created() -> None:
 STATES = ("ready", "starting", "silent", "broken", "unusable", "outdated")
 
 
-@pytest.mark.no_cover
 @settings(max_examples=60, deadline=None)
 @given(states=st.lists(st.sampled_from(STATES), min_size=1, max_size=5), wanted=st.integers(0, 4))
 def test_no_replica_that_serves_is_deleted_while_one_that_does_not_exists(states: list[str], wanted: int) -> None:

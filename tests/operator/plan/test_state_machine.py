@@ -9,7 +9,6 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -345,4 +344,4 @@ class Cluster(RuleBasedStateMachine):
 Cluster.TestCase.settings = settings(
     max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-TestCluster = pytest.mark.no_cover(Cluster.TestCase)
+TestCluster = Cluster.TestCase

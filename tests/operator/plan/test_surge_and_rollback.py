@@ -27,7 +27,6 @@ def images(cluster: GuardedCluster) -> list[str]:
     return [pod["spec"]["containers"][0]["image"] for pod in cluster.pods.values()]
 
 
-@pytest.mark.no_cover
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(replicas=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_with_surge_all_replicas_serve_at_every_moment(replicas: int, seed: int) -> None:

@@ -182,7 +182,6 @@ def test_without_settings_all_models_are_upgraded_at_once() -> None:
     assert all("upgrade" not in model.raw["status"]["rollout"] for model in made.models.values())
 
 
-@pytest.mark.no_cover
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), max_models=st.integers(1, 3), strategy=st.sampled_from(["Surge", "Recreate"]))
 def test_waves_hold_whatever_happens_in_which_order(seed: int, max_models: int, strategy: str) -> None:

@@ -15,7 +15,6 @@ TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", 
 PARSERS = sorted({parser for parser, _ in WRITERS.values()})
 
 # Tracing would make many thousands of replays take twice as long; other tests reach the same lines.
-pytestmark = pytest.mark.no_cover
 
 every_format = pytest.mark.parametrize("name", WRITERS)
 every_parser = pytest.mark.parametrize("parser", PARSERS)

@@ -47,7 +47,6 @@ SYNTAX: Final = (
 )
 
 # Tracing would make thousands of replays take twice as long; other tests reach the same lines.
-pytestmark = pytest.mark.no_cover
 
 every_format = pytest.mark.parametrize("name", MARKERS)
 

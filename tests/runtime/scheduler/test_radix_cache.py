@@ -192,4 +192,4 @@ class RadixMachine(RuleBasedStateMachine):
 
 RadixMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 # Other tests cover the lines; tracing would double the time.
-TestRadixMachine = pytest.mark.no_cover(RadixMachine.TestCase)
+TestRadixMachine = RadixMachine.TestCase

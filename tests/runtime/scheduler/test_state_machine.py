@@ -232,4 +232,4 @@ SchedulerMachine.TestCase.settings = settings(
     max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 # Other tests cover the lines; tracing would double the time.
-TestSchedulerMachine = pytest.mark.timeout(900)(pytest.mark.no_cover(SchedulerMachine.TestCase))
+TestSchedulerMachine = pytest.mark.timeout(900)(SchedulerMachine.TestCase)

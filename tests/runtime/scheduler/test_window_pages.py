@@ -227,7 +227,6 @@ def _hit_rate(config: SchedulerConfig, trace: list[dict[str, Any]]) -> float:
     return scheduler.counters.cached_tokens / scheduler.counters.prompt_tokens
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(("model", "gib"), [("gpt-oss-20b", 4), ("gemma-4-31b", 150)])
 def test_chats_are_found_in_the_cache_as_often_as_in_one_pool(model: str, gib: int, tmp_path: Path) -> None:
     """Replays a trace with pools that are too small for all of its prompts."""

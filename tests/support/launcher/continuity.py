@@ -251,10 +251,10 @@ def checkpoint(folder: Path) -> Path:
     return folder
 
 
-def uninterrupted(url: str) -> dict[tuple[str, int], Answer]:
+def uninterrupted(url: str, seeds: int) -> dict[tuple[str, int], Answer]:
     """Answers of all requests of an undisturbed server."""
     answers = {}
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         requests = [Request(url, kind, seed, stream=False) for kind in KINDS]
         for request in requests:
             request.join(_CLIENT_SECONDS)
@@ -267,9 +267,11 @@ def _are_in_the_middle(streams: Sequence[Request]) -> bool:
     return sum(stream.is_in_the_middle for stream in streams) >= STARTED
 
 
-def kill_ranks(served: Served, kills: int, ranks: int, figures: Figures, choose: random.Random) -> list[str]:
+def kill_ranks(
+    served: Served, kills: int, ranks: int, figures: Figures, choose: random.Random, seeds: int
+) -> list[str]:
     """Run `kills` rounds on a ready server. Returns what was wrong."""
-    expected = uninterrupted(served.url)
+    expected = uninterrupted(served.url, seeds)
     faults: list[str] = []
     gaps: list[float] = []
     kinds = list(KINDS)
@@ -281,7 +283,7 @@ def kill_ranks(served: Served, kills: int, ranks: int, figures: Figures, choose:
         pid = served.children()[choose.choice(victims)]
         picked = [kinds[(number + at) % len(kinds)] for at in range(STREAMS + PLAIN)]
         requests = [
-            Request(served.url, kind, choose.randrange(SEEDS), stream=at < STREAMS) for at, kind in enumerate(picked)
+            Request(served.url, kind, choose.randrange(seeds), stream=at < STREAMS) for at, kind in enumerate(picked)
         ]
         eventually(partial(_are_in_the_middle, requests[:STREAMS]), _CLIENT_SECONDS)
         killed_at = time.monotonic()
@@ -310,8 +312,8 @@ def kill_ranks(served: Served, kills: int, ranks: int, figures: Figures, choose:
     return faults
 
 
-def run(kills: int, ranks: int, folder: Path, seed: int = 0) -> tuple[Figures, list[str]]:
-    """Kill ranks of a server with `ranks` ranks."""
+def run(kills: int, ranks: int, folder: Path, seed: int = 0, *, seeds: int = SEEDS) -> tuple[Figures, list[str]]:
+    """Kill ranks of a server with `ranks` ranks; `seeds`: different answers of each kind."""
     figures = Figures()
     flags = ("--tp", str(ranks)) if ranks > 1 else ()
     served = Served(
@@ -322,7 +324,7 @@ def run(kills: int, ranks: int, folder: Path, seed: int = 0) -> tuple[Figures, l
     )
     try:
         served.wait_until_ready()
-        faults = kill_ranks(served, kills, ranks, figures, random.Random(seed))
+        faults = kill_ranks(served, kills, ranks, figures, random.Random(seed), seeds)
         served.popen.send_signal(signal.SIGTERM)
         assert served.popen.wait(60) == 0, served.log.read_text()
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from minisgl.wire.sockets import url_host
+from support import line_coverage
 from support.frontend.served import RUNTIME, eventually, launched_by
 from support.launcher.ports import free_port, free_ports
 
@@ -62,7 +63,8 @@ class EnginePod:
                     "TMPDIR": str(self._folder),
                     "HOME": str(self._folder),
                     "OMP_NUM_THREADS": "1",
-                    **_coverage(),
+                    # Only a launcher of pods runs most of its code.
+                    **line_coverage.environment_of_child(),
                 },
             )
 
@@ -115,12 +117,6 @@ class EnginePod:
             self.popen.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-
-
-def _coverage() -> dict[str, str]:
-    """Environment in which a launcher measures its coverage, if the tests do: only it runs most of its code."""
-    measured = "coverage" in sys.modules and sys.modules["coverage"].Coverage.current() is not None
-    return {"COVERAGE_PROCESS_START": str(RUNTIME.parent / "pyproject.toml")} if measured else {}
 
 
 class Pods:

@@ -180,10 +180,11 @@ def _names(order: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("model", "quantization"),
-    [*product(("qwen3-0.6b", "qwen3-30b-a3b"), (None, "fp8-block", "int4")), ("gpt-oss-20b", None)],
+    [*product(("qwen3-30b-a3b",), (None, "fp8-block", "int4")), ("gpt-oss-20b", None)],
 )
 def test_the_name_of_a_kernel_does_not_depend_on_earlier_compilations(model: str, quantization: str | None) -> None:
-    """Triton leaves the constants of a function that two kernels call out of the name of the one that is first."""
+    """Triton leaves the constants of a function that two kernels call out of the name of the one that is first. The
+    kernels of models without experts are among those of models with them."""
     _kernels.clear()
     given = BUILTIN_CONFIGS[model]
     few = {**given, "num_hidden_layers": 2, "layer_types": given["layer_types"][:2] if "layer_types" in given else None}
