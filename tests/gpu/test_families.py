@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from minisgl.models.config import ModelConfig
 from support.numerics.cases import UNLIMITED, Case
 from support.numerics.compare import check_features, rounding
 from support.numerics.family_checkpoints import FAMILIES, write_family_checkpoint
@@ -58,4 +59,6 @@ def test_logits_are_as_close_to_float32_as_those_of_a_cpu(
         check_features(case, work, on_gpu, stats)
         distances = rounding(work, on_gpu, exact), rounding(work, on_cpu, exact)
         record_property("distances", distances)
-        assert distances[0] < 1.5 * distances[1] < 0.5
+        # Kernels of recurrent states take operands in 16 bits, where a CPU computes in float32.
+        most = 2.0 if ModelConfig.read(checkpoint).recurrences else 1.5
+        assert distances[0] < most * distances[1] < 0.5

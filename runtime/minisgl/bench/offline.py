@@ -139,7 +139,7 @@ def _results(
     if workload == "L":
         length = f"{sizes.context_length / 1000:g}k{suffix}"
         results[f"first_token_{length}_{model}_s"] = result("first_token_seconds")
-        results[f"tpot_at_{length}_ms"] = result("tpot_ms")
+        results[f"tpot_at_{length}_{model}_ms"] = result("tpot_ms")
         return results
     name = f"{workload.lower()}_{model}{suffix}"
     results[f"{name}_tok_s"] = result("tokens_per_second")

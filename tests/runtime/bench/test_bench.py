@@ -176,7 +176,7 @@ def test_bench_offline_measures_a_long_prompt(tmp_path: Path) -> None:
     model_key = tiny_checkpoint().name.lower().replace("-", "_")
     assert json.loads(record.read_text())["figures"].keys() == {
         f"first_token_0.2k_{model_key}_s",
-        "tpot_at_0.2k_ms",
+        f"tpot_at_0.2k_{model_key}_ms",
         f"engine_up_{model_key}_s",
         "compiled_after_ready",
     }

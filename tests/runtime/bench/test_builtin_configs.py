@@ -47,8 +47,17 @@ def test_a_builtin_configuration_has_the_published_number_of_parameters(name: st
     assert _parameters(ModelConfig.parse(BUILTIN_CONFIGS[name])) == _PARAMETERS[name]
 
 
-@pytest.mark.parametrize(("name", "billions"), [("gemma-4-26b-a4b", 25.2), ("gemma-4-31b", 30.7)])
-def test_layers_with_heads_of_several_sizes_have_the_published_number_of_parameters(name: str, billions: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("gemma-4-26b-a4b", 25.2),
+        ("gemma-4-31b", 30.7),
+        ("nemotron-3-nano", 31.6),
+        ("qwen3.6-27b", 26.9),
+        ("qwen3.6-35b-a3b", 34.7),
+    ],
+)
+def test_layers_of_several_kinds_have_the_published_number_of_parameters(name: str, billions: float) -> None:
     parameters = checkpoint_parameters(ModelConfig.parse(BUILTIN_CONFIGS[name]))
     assert round(parameters.num_elements / 1e9, 1) == billions
 

@@ -40,6 +40,7 @@ CASES = {
     "qwen2.5-7b, four ranks": replace(ENGINE, tensor_parallel=4),
     "gemma-4-31b, shared layers": replace(ENGINE, tensor_parallel=2),
     "gemma-4-26b-a4b": ENGINE,
+    "qwen3.6-35b-a3b": ENGINE,
     "mistral-7b-v0.1, few rows": replace(ENGINE, max_running=7, page_size=16),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
