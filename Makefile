@@ -36,7 +36,7 @@ run: install $(DEMO)  ## install dependencies, train and serve a demo model, ask
 test: install chromium minilm  ## install dependencies, check style and types, and run the tests with coverage
 	@$(MAKE) --no-print-directory -j2 $(DEMO) $(AGENT) lint
 	@rm -f .coverage .coverage.*
-	COVERAGE_NOTE_LINES=$(CURDIR)/.coverage $(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(NOT_IN_TEST)
+	COVERAGE_NOTE_LINES='$(CURDIR)/.coverage' $(PYTEST_ON_ALL_CORES) $(TEST_ARGS) $(NOT_IN_TEST)
 	@.venv/bin/python -m coverage combine -q
 	@.venv/bin/python -m coverage report --skip-covered
 	@for part in minisgl/{scheduler,wire,frontend,tokenizer,router,replica}/\*:90 minisgl_operator/\*:95; do \
