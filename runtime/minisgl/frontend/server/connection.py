@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.client_connection import ClientConnection, extension
+from minisgl.frontend.server.http_parser import HttpParser
 from minisgl.frontend.server.request_record import new_record
 from minisgl.frontend.server.request_tracker import RequestTracker
 
@@ -83,6 +84,8 @@ class Connection(HttpToolsProtocol):
     _client: ClientConnection | None = None
     """Of the last request."""
     url = b""
+    framing = b""
+    """See `http_parser.Callbacks`."""
     _is_ending = False
     """Nothing more is read: the connection ends behind the responses in progress."""
     _started_at: float | None = None
@@ -93,6 +96,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """`requests`: records the requests that are rejected here; None: they are not recorded."""
         super().__init__(*args, **kwargs)
+        self.parser: HttpParser = HttpParser(self)  # type: ignore[assignment]
         self._requests = requests
         self._open_files = open_files
 
@@ -127,6 +131,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._started_at = self.loop.time()
         self._framing_bytes = 0
+        self.framing = b""
         self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_slow_headers)
 
     def on_headers_complete(self) -> None:
@@ -134,6 +139,8 @@ class Connection(HttpToolsProtocol):
         size = len(self.url)
         for name, value in self.headers:
             size += len(name) + len(value) + 4
+            if name in (b"content-length", b"transfer-encoding"):
+                self.framing = b"%s: %s" % (name, value)
             if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
                 message = "the only known Transfer-Encoding is chunked; send the body as it is"
                 self._stop_parser(ApiError(501, "unsupported_transfer_encoding", message, headers=_CLOSE))
@@ -161,6 +168,8 @@ class Connection(HttpToolsProtocol):
         self._passed_on = True
 
     def on_message_complete(self) -> None:
+        if self.parser.is_upgrading:
+            return
         self._passed_on = True
         if sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
             self._stop_parser(_too_large("trailers"))
