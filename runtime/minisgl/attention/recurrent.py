@@ -77,6 +77,8 @@ class _Piece(NamedTuple):
     """Checkpoint that gets the state behind them."""
 
 
+_COPIED: Final = 4
+"""States that are copied at a time."""
 _WITHIN: Final = StateChange.SAVE
 _LAST: Final = _WITHIN + 1
 _POISONED: Final = _LAST + 1
@@ -166,15 +168,14 @@ class RecurrentStates:
         self._decode_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._prompts: Prompts | None = None
         self._pieces: list[_Piece] = []
-        self._saves: dict[int, list[tuple[int, int]]] = {}
-        """See `StateChanges.within`."""
+        self._changes = _NO_CHANGES
         self._last: tuple[torch.Tensor, torch.Tensor] | None = None
         """Slots whose last states are saved, and the places that get them."""
 
     def change(self, changes: StateChanges, columns: torch.Tensor) -> None:
         """Load, zero and poison states for the next step. `begin` follows, for those that it saves. `columns`: those of
         `changes` on the device."""
-        self._saves = {}
+        self._changes = changes
         self._last = None
         if not columns.shape[1]:
             return
@@ -187,12 +188,12 @@ class RecurrentStates:
             self._fill(places[changes.poisoned], math.nan)
         if changes.saved_last.stop > changes.saved_last.start:
             self._last = slots[changes.saved_last], places[changes.saved_last]
-        self._saves = changes.within
 
     def begin(self, decode_slots: torch.Tensor, segments: Sequence[Segment]) -> None:
         """Use the rows of a step on a CPU: first the decode rows [D], then the segments of prompts."""
         self._decode_slots = decode_slots.long()
-        self._pieces = [piece for segment in segments for piece in _pieces(segment, self._saves.pop(segment.slot, []))]
+        saves = self._changes.within
+        self._pieces = [piece for segment in segments for piece in _pieces(segment, saves.get(segment.slot, ()))]
 
     def begin_cuda(self, decode_slots: torch.Tensor, prompts: Prompts | None) -> None:
         """The same on CUDA; `prompts`: None if the step has none."""
@@ -268,8 +269,10 @@ class RecurrentStates:
 
     def _copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
         """Copy the states of all layers between places, both [N] int64."""
-        for states in (self._inputs, self._matrices):
-            states[:, to] = states[:, of]
+        # A few at a time: each of these copies needs as much memory again, which no step is known to have.
+        for some, others in zip(to.split(_COPIED), of.split(_COPIED), strict=True):
+            for states in (self._inputs, self._matrices):
+                states[:, some] = states[:, others]
 
     def _fill(self, places: torch.Tensor, value: float) -> None:
         for states in (self._inputs, self._matrices):

@@ -125,7 +125,7 @@ class SplitDecode:
         out: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> None:
-        """`rotate_and_store` of q [D, Hq, D], k and v [D, Hkv, D], whose last two dimensions are contiguous, then
+        """`rotate_and_store` of q [D, Hq, D], k and v [D, Hkv, D], the last two dimensions of these contiguous, then
         `decode`."""
         self._run(layer, kv, q, out, sinks, self._kernels.NewTokens(k, v, rotation))
 

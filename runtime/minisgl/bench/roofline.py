@@ -163,13 +163,15 @@ class Roofline:
             # The router is not quantized.
             block += self._linear(hidden, moe.num_experts, rows)
             block += self._experts(moe, rows, _weights(self.model.quantization, experts=True))
-            pointwise_width = moe.experts_per_token * moe.intermediate_size / tp
+            pointwise_width = _matrices(moe) * moe.experts_per_token * moe.intermediate_size / tp
+            if moe.latent_size is not None:
+                block += 2 * self._linear(hidden, moe.latent_size, rows)
         if (dense := part.shared if isinstance(part, MoeConfig) else part) is not None:
             matrices = _matrices(dense)
             block += self._linear(hidden, (matrices - 1) * dense.intermediate_size // tp, rows, kind)
             block += self._linear(dense.intermediate_size // tp, hidden, rows, kind)
-            pointwise_width += dense.intermediate_size / tp
-        return block + rows * 3 * pointwise_width * _BYTES / self.hardware.bandwidth
+            pointwise_width += matrices * dense.intermediate_size / tp
+        return block + rows * pointwise_width * _BYTES / self.hardware.bandwidth
 
     def _operator(self, flop: float, bytes_moved: float, speed: float = 1.0) -> float:
         return max(flop / (self.hardware.flops * speed), bytes_moved / self.hardware.bandwidth)

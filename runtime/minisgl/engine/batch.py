@@ -113,7 +113,7 @@ class PackedStep:
         )
         self._sample_padding = 0
         self._dummy_slot = tables.dummy_slot
-        self._has_states = tables.has_states
+        self._has_chunks = tables.has_chunks
         if size is not None:
             self._pad(size)
         parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts(size)
@@ -201,7 +201,7 @@ class PackedStep:
         ]
 
     def _chunk_parts(self, size: StepSize | None) -> tuple[IntArray, IntArray]:
-        if not self._has_states:
+        if not self._has_chunks:
             return EMPTY, EMPTY
         most = None if size is None else most_chunks(size.tokens, size.segments + 1)
         chunks, ends = chunks_of(self.segments, self.state_changes.within, most)
@@ -269,7 +269,6 @@ class PackedStep:
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:
         return None if self._cascade is None else self._cascade.view(part, self.num_decode)
-
 
     def _prompts_view(
         self, slots: torch.Tensor, offsets: torch.Tensor, chunks: torch.Tensor, ends: torch.Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.encoder import Encoder
 from minisgl.models.pooler import Pooler
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan, StepResult
+
+_NO_TEXTS: Final = StepPlan.build(epoch=0, step=0)
 
 
 class Texts(Protocol):
@@ -46,7 +48,7 @@ class PagedTexts:
         self._pooler = pooler
         self._attention: dict[StepSize, LayeredAttention] = {}
         self.graphs = TextGraphs(sizes, self._work)
-        most = max((3 * size.tokens + 6 * (size.segments + 2) for size in sizes), default=0)
+        most = max((PackedStep(_NO_TEXTS, runner.tables, size).size for size in sizes), default=0)
         self._inputs = torch.zeros(most, dtype=torch.int32, device=runner.device)
         """Of captured steps."""
 
@@ -63,7 +65,9 @@ class PagedTexts:
         runner.apply_updates(packed, step)
         self._inputs[: packed.graph_size].copy_(uploaded[: packed.graph_size])
         self._attention[size].prepare(runner.attention_batch(packed, step))
-        return self.graphs.replay(size)[: packed.sampled]
+        outputs = self.graphs.replay(size)[: packed.sampled]
+        runner.save_states()
+        return outputs
 
     def _work(self, size: StepSize) -> Callable[[], torch.Tensor] | None:
         runner = self._runner

@@ -28,12 +28,12 @@ class Tables:
         device: torch.device,
         dummy_window_page: int | None = None,
         *,
-        has_states: bool = False,
+        has_chunks: bool = False,
     ) -> None:
-        """`dummy_window_page`: that of layers with a window; None: there are none. `has_states`: layers have recurrent
-        states."""
+        """`dummy_window_page`: that of layers with a window; None: there are none. `has_chunks`: steps have a
+        table of the chunks of their prompts, for kernels of recurrent states."""
         rows = max_running + 1
-        self.has_states = has_states
+        self.has_chunks = has_chunks
         self.dummy_slot = max_running
         self.page_table = torch.full((rows, pages_per_row), dummy_page, dtype=torch.int32, device=device)
         """[rows, pages_per_row] int32"""

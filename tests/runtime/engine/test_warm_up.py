@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
-from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
+from minisgl.engine.start.dummy_steps import dummy_plan, run_eagerly, step_limits
 from minisgl.engine.start.rehearsal import rehearsal_runner, rehearsal_texts, rehearse
 from minisgl.engine.start.warm_up import plan_of_texts, warm_up_plans
 from minisgl.kernels.build.triton import Architecture, Launches
@@ -59,7 +59,9 @@ def launched(case: str, seed: int) -> tuple[set[tuple[str, str]], set[tuple[str,
         rehearse(model, config)
     with needed.recorded(HOPPER), rehearsal_runner(model, config) as runner:
         limits = step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=model.max_model_len)
-        for plan in random_plans(limits, 16, seed):
+        # Besides random steps: 16 chunks of prompts, and prompts behind an odd number of rows.
+        others = dummy_plan(limits, prompts=[1024]), dummy_plan(limits, decode=7, prompts=[100])
+        for plan in (*random_plans(limits, 16, seed), *others):
             run_eagerly(runner, plan)
     return warmed.keys, needed.keys
 

@@ -109,7 +109,8 @@ def new_tables(
     """Tables whose rows all have the dummy pages of the pool. `has_states`: layers have recurrent states."""
     device, dummy = kv.groups[0].keys.device, kv.dummy_page(in_window=False)
     dummy_window = kv.dummy_page(in_window=True) if kv.has_windows else None
-    return Tables(max_running, pages_per_row, dummy, vocab_size, device, dummy_window, has_states=has_states)
+    has_chunks = has_states and device.type == "cuda"
+    return Tables(max_running, pages_per_row, dummy, vocab_size, device, dummy_window, has_chunks=has_chunks)
 
 
 def pool_bytes(groups: Sequence[KVGroup], pages: PoolPages) -> int:

@@ -10,7 +10,8 @@ _BLOCK = 64
 _KEPT_BLOCK = 256
 
 
-@triton.jit(do_not_specialize_on_alignment=["chunks"])
+# Steps differ in the number of chunks: one kernel for all.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks"])
 def _convolve_chunks(
     x, inputs, weight, bias, chunks, out, count, first_place, x_stride, place_stride, channels,
     TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,

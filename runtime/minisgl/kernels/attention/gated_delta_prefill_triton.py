@@ -55,7 +55,8 @@ def _since(total, token):
     return tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["chunks"])
+# Steps differ in the number of chunks, and gates behind rows that decode in their alignment: one kernel for all.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "decay", "step"])
 def _invert_chunks(
     mixed, decay, step, log_decay, decay_bias, chunks, solved_out, count, decay_stride, step_stride,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, EPS: tl.constexpr,
@@ -78,7 +79,7 @@ def _invert_chunks(
         tl.store(solved_out + place, solved.to(dtype), inside[:, None])
 
 
-@triton.jit(do_not_specialize_on_alignment=["chunks"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "decay", "step"])
 def _solve_chunks(
     mixed, decay, step, log_decay, decay_bias, chunks, solved_in, keys_out, values_out, queries_out, left_out,
     scores_out, totals_out, count, decay_stride, step_stride,
@@ -116,7 +117,7 @@ def _solve_chunks(
         tl.store(totals_out + chunk * HEADS + head, tl.exp(end))
 
 
-@triton.jit(do_not_specialize_on_alignment=["chunks", "ends", "slots"])
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "ends", "slots"])
 def _scan_chunks(
     keys_in, values_in, queries_in, left_in, scores_in, totals_in, chunks, ends, slots, states, out, count, first_place,
     place_stride,

@@ -14,7 +14,8 @@ _VALUES = 32
 """Values of a head that a program computes."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["chunks", "ends", "slots"])
+# Steps differ in the number of chunks, and gates behind rows that decode in their alignment: one kernel for all.
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "ends", "slots", "step"])
 def _scan_chunks(
     mixed, step, log_decay, step_bias, skip, chunks, ends, slots, states, out, count, first_place, step_stride,
     place_stride,

@@ -37,7 +37,8 @@ def _convolve_rows(
         total += before.to(tl.float32) * tl.load(weight + channel * TAPS + tap, mask, other=0.0).to(tl.float32)
         if tap > 0:
             tl.store(place + (tap - 1) * channels, before, mask)
-    tl.store(place + (TAPS - 2) * channels, newest.to(inputs.dtype.element_ty), mask)
+    if TAPS > 1:
+        tl.store(place + (TAPS - 2) * channels, newest.to(inputs.dtype.element_ty), mask)
     if SILU:
         total *= tl.sigmoid(total)
     tl.store(out + row * channels + channel, total.to(out.dtype.element_ty), mask)

@@ -20,7 +20,7 @@ def rotate_and_store(
     scales: KVScales = UNSCALED,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Store rotated k and v [T, Hkv, D] in `keys` and `values` [pages, page_size, Hkv, D] of one layer with `scales`,
-    at `locations` [T] int64, distinct except in the dummy page. The last two dimensions of q, k and v are contiguous.
+    at `locations` [T] int64, distinct except in the dummy page. The last two dimensions of k and v are contiguous.
 
     Returns q [T, Hq, D], rotated, and the stored keys and values of the tokens from `kept_from` on,
     [T − kept_from, Hkv, D] in q's type: numbers of the pool, which still have to be multiplied by `scales`.
@@ -37,7 +37,7 @@ def rotate_and_store(
 
 
 def rotate_queries(q: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """q [T, Hq, D], rotated, for layers that store no keys. The last two dimensions of q are contiguous."""
+    """q [T, Hq, D], contiguous but for its rows, rotated, for layers that store no keys."""
     if q.is_cuda:
         from minisgl.kernels.attention.rotary_triton import rotate_queries_cuda
 
