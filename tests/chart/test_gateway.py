@@ -79,7 +79,7 @@ def test_it_reads_models_where_they_are_and_nothing_else(
         (each["kind"], each["metadata"].get("namespace")): each["rules"]
         for each in gateway(values, "Role", "ClusterRole")
     }
-    read = {"verbs": ["get", "list", "watch"]}
+    read = {"verbs": ["list", "watch"]}
     models = [{"apiGroups": ["serving.minisgl.io"], "resources": ["inferencemodels"]} | read]
     assert rules == dict.fromkeys(places, models)
     [account] = gateway(values, "ServiceAccount")
@@ -91,7 +91,7 @@ def test_it_reads_models_where_they_are_and_nothing_else(
 def test_it_reads_secrets_of_its_own_namespace_if_they_have_its_keys() -> None:
     [role] = gateway({"gateway": {"enabled": True, "keySecrets": True}}, "Role")
     assert role["metadata"]["namespace"] == NAMESPACE
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "list", "watch"]}]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]}]
 
 
 def test_it_leaves_the_service_before_it_stops() -> None:

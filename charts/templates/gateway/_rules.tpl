@@ -3,7 +3,7 @@
 {{- define "minisgl.gatewayRules" -}}
 - apiGroups: [serving.minisgl.io]
   resources: [inferencemodels]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end -}}
 
 {{/* Secrets with keys have the label serving.minisgl.io/gateway-key. RBAC cannot select by labels, so this covers all
@@ -11,7 +11,7 @@
 {{- define "minisgl.gatewayKeyRules" -}}
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, list, watch]
+  verbs: [list, watch]
 {{- end -}}
 
 {{- define "minisgl.gatewaySubject" -}}
