@@ -30,7 +30,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
     name: _Name
     models: tuple[str, ...] = ()
-    """Models that it may use, as served names, `NAMESPACE/NAME`, or patterns such as `team-a/*`; empty: all."""
+    """Models that it may use, as served names, `NAMESPACE/NAME`, or patterns such as `team-a/*`; empty: all. In a
+    cluster those with a slash are for `NAMESPACE/NAME` only."""
     requests_per_minute: _Rate | None = None
     tokens_per_minute: _Rate | None = None
     """Tokens of prompts and answers."""
@@ -41,8 +42,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
     def allows(self, model: Model) -> bool:
         """Return whether it may use a model."""
-        names = (*model.names, str(model.key))
-        return not self.models or any(fnmatchcase(name, pattern) for pattern in self.models for name in names)
+        return not self.models or any(_matches(pattern, model) for pattern in self.models)
 
 
 class _TenantWithKeys(Tenant, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -99,6 +99,14 @@ def read_secret(name: str, data: Mapping[str, bytes]) -> tuple[Tenant, list[byte
     if not digests:
         raise KeyFileError(f"{shown} has no key; write one per line into its field `key`")
     return _convert({"name": name} | _fields(document, shown), Tenant, shown), digests
+
+
+def _matches(pattern: str, model: Model) -> bool:
+    """Return whether a pattern is for a model. In a cluster one with a slash is for qualified names only: a namespace
+    chooses the served names of its own models, which may look like qualified names of another."""
+    is_qualified = "/" in pattern and bool(model.key.namespace)
+    names = (str(model.key),) if is_qualified else (*model.names, str(model.key))
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _without_keys(each: _TenantWithKeys) -> Tenant:

@@ -70,9 +70,10 @@ class Table:
 
     def listed_name(self, model: Model, name: str, allowed: Callable[[Model], bool] = everything) -> str:
         """Return the name by which a client that may use the `allowed` models calls a model by its served name: the
-        qualified one, if others have that name too."""
+        qualified one, if others have that name too, or it is the qualified name of another model."""
         is_unique = sum(allowed(self._models[key]) for key in self._by_name[name]) == 1
-        return name if is_unique else str(model.key)
+        is_taken = _key(name) in self._models and _key(name) != model.key
+        return name if is_unique and not is_taken else str(model.key)
 
     def target_of_host(self, host: str) -> Target | None:
         """Return the model whose own Service the header Host names: NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc, with
@@ -102,7 +103,9 @@ class Table:
                 raise ApiError(400, "missing_required_parameter", message, "model")
             asked = name
         else:
-            known = list(self._by_name.get(name, ())) or [key for key in (_key(name),) if key in self._models]
+            # A qualified name is that of its namespace, whatever names models of other namespaces have.
+            key = _key(name)
+            known = [key] if key in self._models else list(self._by_name.get(name, ()))
             asked = name
         models = [self._models[key] for key in known]
         permitted = [model for model in models if allowed(model)]

@@ -50,6 +50,15 @@ def test_no_other_model_is_allowed(allowed: str) -> None:
     assert not Tenant(name="a", models=(allowed,)).allows(model("t", "qwen", "qwen", "alias"))
 
 
+@pytest.mark.parametrize("allowed", ["t/qwen", "t/*", "meta/llama"])
+def test_a_served_name_is_no_qualified_name_of_another_namespace(allowed: str) -> None:
+    assert not Tenant(name="a", models=(allowed,)).allows(model("u", "qwen", "t/qwen", "meta/llama"))
+
+
+def test_without_a_cluster_served_names_may_have_slashes() -> None:
+    assert Tenant(name="a", models=("meta/*",)).allows(model("", "meta/llama"))
+
+
 SECRET = "sk-very-secret"
 
 

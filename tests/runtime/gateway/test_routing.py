@@ -71,6 +71,15 @@ def test_a_name_that_a_tenant_may_use_once_is_not_ambiguous() -> None:
     assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
 
 
+def test_a_served_name_does_not_take_over_a_qualified_name() -> None:
+    other = model("team-b", "other", "team-a/qwen", "other")
+    table = Table([QWEN_A, other])
+    assert table.find("team-a/qwen") is QWEN_A
+    assert table.listed_name(other, "team-a/qwen") == "team-b/other"
+    assert table.listed_name(other, "other") == "other"
+    assert Table([other]).find("team-a/qwen") is other
+
+
 def test_the_only_model_needs_no_name() -> None:
     table = Table([LLAMA])
     assert table.find(None) is table.find("default") is LLAMA
@@ -149,11 +158,11 @@ def test_a_table_of_any_history_finds_what_a_new_one_finds(changes: list[tuple[b
     assert _found(table, name) == _found(Table(models.values()), name)
     for each in models.values():
         assert table.find(str(each.key), Target(each.key.name, each.key.namespace)) == each
-        served = [one for one in models.values() if str(each.key) in one.names]
-        assert served or table.find(str(each.key)) == each, "a qualified name is never ambiguous by itself"
+        assert table.find(str(each.key)) == each, "no served name takes over a qualified name"
         for listed in each.names:
             called = table.listed_name(each, listed)
             assert called == str(each.key) or called == listed
+            assert called == "default" or table.find(called) == each
 
 
 def _found(table: Table, name: str) -> Model | tuple[str, str]:
