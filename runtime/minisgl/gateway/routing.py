@@ -22,8 +22,7 @@ class Target(NamedTuple):
     """A model that a path or the header Host names."""
 
     name: str
-    namespace: str | None
-    """None: any."""
+    namespace: str
 
 
 def everything(_: Model) -> bool:
@@ -38,8 +37,6 @@ class Table:
         self._models: dict[Key, Model] = {}
         self._by_name: defaultdict[str, set[Key]] = defaultdict(set)
         """Served name → models that have it."""
-        self._by_object: defaultdict[str, set[Key]] = defaultdict(set)
-        """Name of the object → models, of several namespaces."""
         for model in models:
             self.put(model)
 
@@ -56,7 +53,6 @@ class Table:
         """Add a model, or replace the one with its key."""
         self.remove(model.key)
         self._models[model.key] = model
-        self._by_object[model.key.name].add(model.key)
         for name in model.names:
             self._by_name[name].add(model.key)
 
@@ -64,7 +60,6 @@ class Table:
         model = self._models.pop(key, None)
         if model is None:
             return
-        _discard(self._by_object, key.name, key)
         for name in model.names:
             _discard(self._by_name, name, key)
 
@@ -76,14 +71,11 @@ class Table:
         return name if is_unique and not is_taken else str(model.key)
 
     def target_of_host(self, host: str) -> Target | None:
-        """Return the model whose own Service the header Host names: NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc, with
-        the domain of any cluster. None: it names none, such as a Host of the gateway itself."""
+        """Return the model whose own Service the header Host names: NAME.NAMESPACE or NAME.NAMESPACE.svc, with the
+        domain of any cluster. None: it names none, such as a Host of the gateway itself, which may be a name alone:
+        whoever gave a model that name would get all requests."""
         name, *rest = host_name(host).split(".")
-        if name not in self._by_object:
-            return None
-        if not rest:
-            return Target(name, None)
-        if len(rest) > 1 and rest[1] != _SERVICE:
+        if not rest or not rest[0] or rest[1:2] not in ([], [_SERVICE]):
             return None
         return Target(name, rest[0]) if Key(rest[0], name) in self._models else None
 
@@ -93,9 +85,9 @@ class Table:
         """Return the model that a request is for. `name`: the field `model` of its body; `target`: the model that its
         path or Host names. Raises ApiError."""
         if target is not None:
-            candidates = self._of_target(target)
-            known = [key for key in candidates if self._answers_to(key, name)]
-            asked = str(Key(target.namespace or "", target.name)) if not candidates else name
+            key = Key(target.namespace, target.name)
+            known = [key] if key in self._models and self._answers_to(key, name) else []
+            asked = name if key in self._models else str(key)
         elif name is None or name == DEFAULT_MODEL:
             known = [key for key, model in self._models.items() if allowed(model)]
             if len(known) > 1:
@@ -114,12 +106,6 @@ class Table:
         if len(permitted) > 1:
             raise _ambiguous(asked, permitted)
         return permitted[0]
-
-    def _of_target(self, target: Target) -> list[Key]:
-        if target.namespace is None:
-            return list(self._by_object.get(target.name, ()))
-        key = Key(target.namespace, target.name)
-        return [key] if key in self._models else []
 
     def _answers_to(self, key: Key, name: str | None) -> bool:
         return name is None or name in (DEFAULT_MODEL, str(key)) or name in self._models[key].names

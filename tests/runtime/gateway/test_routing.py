@@ -99,18 +99,13 @@ def test_a_target_takes_no_name_of_another_model() -> None:
         TABLE.find(None, Target("qwen", "team-c"))
 
 
-def test_a_target_without_a_namespace_is_told_apart_by_names() -> None:
-    target = Target("qwen", None)
-    assert TABLE.find("Qwen/Qwen3", target) is QWEN_A
-    with pytest.raises(ApiError, match="'team-a/qwen', 'team-b/qwen'"):
-        TABLE.find(None, target)
-
-
 @pytest.mark.parametrize(
     ("host", "target"),
     [
-        ("qwen", Target("qwen", None)),
-        ("qwen:8000", Target("qwen", None)),
+        ("qwen", None),
+        ("qwen:8000", None),
+        ("qwen.", None),
+        ("qwen..svc", None),
         ("qwen.team-a", Target("qwen", "team-a")),
         ("QWEN.team-a.svc:80", Target("qwen", "team-a")),
         ("qwen.team-a.svc.cluster.local.", Target("qwen", "team-a")),
