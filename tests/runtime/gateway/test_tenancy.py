@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.gateway.running import gateway_of, until
+from minisgl.gateway.tenancy import Account
+from support.gateway.running import RunningGateway, gateway_of, until
 from support.gateway.stub_frontend import Received, stub_frontend
 
 CHAT = "/v1/chat/completions"
@@ -72,6 +73,33 @@ async def test_used_tokens_count_and_requests_are_limited(keys: Path) -> None:
         page = (await gateway.get("/metrics")).body.decode()
         assert 'minisgl:gateway_requests_total{component="gateway",tenant="search",model="a"} 2' in page
         assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 80' in page
+
+
+@pytest.mark.parametrize("tokens", ["-1000", "1000000000000", "9" * 401], ids=len)
+async def test_a_report_of_numbers_that_no_request_has_changes_no_limit(keys: Path, tokens: str) -> None:
+    async def report(request: Received) -> None:
+        header = f'x-minisgl-usage: {{"prompt_tokens":20,"completion_tokens":{tokens}}}\r\n'
+        await request.answer(200, {}, header)
+
+    async with stub_frontend("a", handler=report) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        for _ in range(2):
+            answer = await gateway.post(CHAT, {"model": "a"}, SEARCH)
+            assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "100")
+        await until(lambda: _is_idle(gateway))
+
+
+async def test_a_fault_in_the_count_of_tokens_keeps_no_model_awake(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr(Account, "end", fail)
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        await until(lambda: _is_idle(gateway))
+
+
+async def _is_idle(gateway: RunningGateway) -> bool:
+    return bool((await gateway.demand("a"))["idle_seconds"] > 0)
 
 
 async def test_invalid_requests_use_nothing_of_a_limit(keys: Path) -> None:
