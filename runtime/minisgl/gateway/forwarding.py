@@ -32,6 +32,10 @@ _HEADER_SECONDS: Final = 15.0
 """Time after which a stream that waits gets its headers, so that proxies do not take it for dead."""
 _PING_SECONDS: Final = 15.0
 _EVENT_STREAM: Final = b"text/event-stream"
+_EVENT: Final = b"data: "
+_NEXT_EVENT: Final = b"\n" + _EVENT
+_BYTES_PER_TOKEN: Final = 4
+"""Of a body, to estimate the tokens of its prompt."""
 _USAGE_HEADER: Final = RESPONSE_HEADER.encode()
 
 
@@ -82,16 +86,16 @@ class Forwarding:
         self._early_usage = Usage(0, 0)
         self._has_begun = False
         """The client has got a part of the frontend's response."""
-        self._pieces = 0
-        """Pieces of the body that the client got."""
+        self._events = 0
+        """Events of the body that the client got, at least one for each piece."""
 
     @property
     def usage(self) -> Usage:
         """Tokens that the request used so far. Of a stream that broke off, the frontend reported those of the prompt
-        alone; each piece had a token at least."""
+        alone; each event had a token at least. Where no response has begun, those of the prompt are estimated."""
         if self._filter is None:
             return self._early_usage
-        return self._filter.usage or Usage(self._early_usage.prompt_tokens, self._pieces)
+        return self._filter.usage or Usage(self._early_usage.prompt_tokens, self._events)
 
     async def answer(self, send: Send, *, holds_until: float | None, until: float) -> None:
         """Send the request and pass on the response. `holds_until`: time up to which the request may wait for a
@@ -147,9 +151,12 @@ class Forwarding:
         ApiError if a response had begun or too many frontends were lost."""
         while True:
             exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
+            # A client that leaves before it knows more has made the frontend read its prompt.
+            self._early_usage = Usage(len(self._outgoing.body) // _BYTES_PER_TOKEN, 0)
             try:
                 await exchange.head()
             except UpstreamError as error:
+                self._early_usage = Usage(0, 0)
                 exchange.close()
                 if exchange.has_begun:
                     raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
@@ -207,7 +214,7 @@ class Forwarding:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _rendered(self, piece: bytes) -> bytes:
-        self._pieces += 1
+        self._events += max(piece.count(_NEXT_EVENT) + piece.startswith(_EVENT), 1)
         return piece if self._filter is None else self._filter.feed(piece)
 
 

@@ -102,6 +102,42 @@ async def _is_idle(gateway: RunningGateway) -> bool:
     return bool((await gateway.demand("a"))["idle_seconds"] > 0)
 
 
+async def test_a_stream_that_its_client_leaves_counts_its_events(keys: Path) -> None:
+    async def stream(request: Received) -> None:
+        await request.begin_stream('x-minisgl-usage: {"prompt_tokens":3,"completion_tokens":0}\r\n')
+        await request.piece(b"data: 1\n\n" * 5 + b": ping\n\ndata: 2\n\n")
+        await request.client_left()
+
+    async with stub_frontend("a", handler=stream) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        await _leave(gateway, b"data: 2\n\n")
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'gateway_prompt_tokens_total{component="gateway",tenant="search",model="a"} 3' in page
+        assert 'gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 6' in page
+
+
+async def test_a_request_that_its_client_leaves_at_once_counts_an_estimate_of_its_prompt(keys: Path) -> None:
+    async with stub_frontend("a", handler=Received.client_left) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        waiting = asyncio.create_task(_leave(gateway, b"nothing"))
+        await until(lambda: stub.received)
+        waiting.cancel()
+        await until(lambda: _is_idle(gateway))
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'gateway_prompt_tokens_total{component="gateway",tenant="search",model="a"} 10' in page
+
+
+async def _leave(gateway: RunningGateway, after: bytes) -> None:
+    """Send a body of 40 bytes, and leave when these bytes have arrived."""
+    reader, writer = await gateway.connect()
+    body = b'{"model":"a","stream":true,"user":"123"}'
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{SEARCH}content-length: {len(body)}\r\n\r\n".encode())
+    writer.write(body)
+    try:
+        await reader.readuntil(after)
+    finally:
+        writer.transport.abort()
+    await until(lambda: _is_idle(gateway))
+
+
 async def test_invalid_requests_use_nothing_of_a_limit(keys: Path) -> None:
     async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys)) as gateway:
         for _ in range(5):
