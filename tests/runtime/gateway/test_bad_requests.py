@@ -207,5 +207,10 @@ async def test_bodies_and_waiting_requests_are_limited() -> None:
         while (await gateway.demand("a") or {}).get("held") != 1:
             await asyncio.sleep(0.01)
         assert (await gateway.post(CHAT, {"model": "a", "user": "x" * 900})).code == "queue_full"
+        other = {"model": "a", "user": "x" * 300}
+        waiting.append(asyncio.create_task(gateway.post(CHAT, other, "x-forwarded-for: 9.9.9.9\r\n")))
+        while (await gateway.demand("a") or {}).get("held") != 2:
+            assert not waiting[1].done(), "a tenant with less than its share has room"
+            await asyncio.sleep(0.01)
         await stub.start()
-        assert (await waiting[0]).status == 200
+        assert [(await each).status for each in waiting] == [200, 200]
