@@ -128,9 +128,8 @@ class Forwarding:
             raise ApiError(408, "deadline_exceeded", "the response was not complete in time") from None
 
     async def _sent(self, opening: StreamOpening, holds_until: float | None) -> Exchange:
-        """Return the exchange whose response has begun. Raises ApiError."""
-        if self._model.state == "idle" and holds_until is not None:
-            await self._hold(opening, holds_until)
+        """Return the exchange whose response has begun. Raises ApiError. Frontends are tried whatever the state is: a
+        model may keep some without a replica, and they refuse what is not valid, which then starts nothing."""
         while True:
             reason = ""
             addresses = self._model.addresses

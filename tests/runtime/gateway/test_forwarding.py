@@ -5,9 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from starlette.types import Message
 
+from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.gateway import forwarding
 from minisgl.gateway.config import GatewayLimits
+from minisgl.gateway.forwarding import Forwarding, Outgoing
+from minisgl.gateway.holding import Holding
+from minisgl.gateway.models import Address, Key, Model
+from minisgl.gateway.upstream import Client
 from support.gateway.running import RunningGateway, gateway_of, parsed, until
 from support.gateway.stub_frontend import Received, stub_frontend
 
@@ -87,6 +96,26 @@ async def test_a_request_is_held_while_no_frontend_answers() -> None:
         await stub.start()
         assert (await waiting).status == 200
         assert (await gateway.demand("a"))["held"] == 0
+
+
+async def test_the_frontends_of_an_idle_model_refuse_what_is_not_valid() -> None:
+    async with stub_frontend("a") as stub:
+        stub.handler = lambda request: request.answer(400, {"error": {"message": "no", "code": "invalid_value"}})
+        client = Client(1.0)
+        model = Model(key=Key("t", "a"), names=("a",), state="idle", addresses=(Address("127.0.0.1", stub.port),))
+        holding = Holding(client, lambda key: model, RequestTracker(RequestLimits()).admission, 1000)
+        holding.refuse(ApiError(503, "shutting_down", "nothing is held"))
+        record, sent = RequestRecord(request_id="1", method="POST", path=CHAT, started_at=0.0), list[Message]()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        outgoing = Outgoing("POST", CHAT, b"", [], b"{}")
+        forwarding_one = Forwarding(client, holding, record, model, 0, outgoing, dict)
+        later = asyncio.get_running_loop().time() + 10
+        await forwarding_one.answer(send, holds_until=later, until=later)
+        assert sent[0]["status"] == 400
+        client.close()
 
 
 async def test_a_held_request_ends_with_the_queue_timeout() -> None:
