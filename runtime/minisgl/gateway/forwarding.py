@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -21,6 +22,7 @@ from minisgl.gateway.early_errors import early_error, error_in
 from minisgl.gateway.headers import passed_response_headers, request_head
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Model
+from minisgl.gateway.paths import STREAM_PATHS
 from minisgl.gateway.upstream import Client, Exchange, UpstreamError
 from minisgl.gateway.usage import UsageFilter, read_usage
 
@@ -46,7 +48,7 @@ class Outgoing:
         self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes = b""
     ) -> None:
         self._method = method
-        self._path = path
+        self.path = path
         self._query = query
         self._headers = headers
         self.body = body
@@ -54,7 +56,7 @@ class Outgoing:
     def parts(self, address: Address) -> tuple[bytes, ...]:
         host = f"[{address.host}]" if ":" in address.host else address.host
         target = f"{host}:{address.port}"
-        head = request_head(self._method, self._path, self._query, target, self._headers, len(self.body))
+        head = request_head(self._method, self.path, self._query, target, self._headers, len(self.body))
         return (head, self.body) if self.body else (head,)
 
 
@@ -101,7 +103,8 @@ class Forwarding:
         """Send the request and pass on the response. `holds_until`: time up to which the request may wait for a
         frontend; None: not at all. `until`: time of its end in any case. Raises ApiError, but not once the response has
         begun."""
-        opens_at = self._record.started_at + _HEADER_SECONDS
+        may_stream = self._outgoing.path in STREAM_PATHS
+        opens_at = self._record.started_at + _HEADER_SECONDS if may_stream else math.inf
         opening = StreamOpening(send, self._outgoing.body, opens_at, _PING_SECONDS)
         try:
             await self._answer(send, opening, holds_until, until)

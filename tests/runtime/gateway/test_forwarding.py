@@ -268,6 +268,23 @@ async def test_an_error_after_the_headers_of_a_stream_is_an_event(path: str, eve
         writer.close()
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/classify", "/v1/chat/completions/batch"])
+async def test_what_is_never_a_stream_is_not_begun_as_one(path: str) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        await stub.stop()
+        waiting = asyncio.create_task(gateway.post(path, {"model": "a", "stream": True}))
+
+        async def is_held() -> bool:
+            return ((await gateway.demand("a")) or {}).get("held") == 1
+
+        await until(is_held)
+        await asyncio.sleep(0.1)
+        await stub.start()
+        answer = await waiting
+        assert (answer.status, answer.json["path"]) == (200, path)
+
+
 async def test_a_response_that_takes_too_long_breaks_off() -> None:
     async def stream(request: Received) -> None:
         await request.begin_stream()
