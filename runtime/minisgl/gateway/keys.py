@@ -82,7 +82,18 @@ def read_file(text: str, name: str) -> KeyTable:
     names = [tenant.name for tenant, _ in tenants]
     for repeated in {each for each in names if names.count(each) > 1}:
         raise KeyFileError(f"{name}: tenant {repeated!r} is there twice; give it one entry with all its keys")
+    for owners in shared_keys(tenants).values():
+        raise KeyFileError(f"{name}: tenants {', '.join(map(repr, owners))} have the same key; a key has one tenant")
     return KeyTable(tenants)
+
+
+def shared_keys(tenants: Iterable[tuple[Tenant, Iterable[bytes]]]) -> dict[bytes, list[str]]:
+    """Return the digests of keys that several tenants have, with the names of these."""
+    owners: dict[bytes, set[str]] = {}
+    for tenant, digests in tenants:
+        for digest in digests:
+            owners.setdefault(digest, set()).add(tenant.name)
+    return {digest: sorted(names) for digest, names in owners.items() if len(names) > 1}
 
 
 def read_secret(name: str, data: Mapping[str, bytes]) -> tuple[Tenant, list[bytes]]:
