@@ -16,7 +16,7 @@ from minisgl.gateway.models import Model
 
 T = TypeVar("T")
 
-_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$")]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?\Z")]
 _Rate = Annotated[int, Meta(ge=1, le=10**12)]
 
 KEY_LABEL: Final = "serving.minisgl.io/gateway-key"

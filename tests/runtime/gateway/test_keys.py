@@ -82,6 +82,7 @@ SECRET = "sk-very-secret"
             "'a', 'b' have the same key",
         ),
         (f"tenants:\n- name: 'a b'\n  keys: [{SECRET}]\n", "matching regex"),
+        (f'tenants:\n- name: "a\\n"\n  keys: [{SECRET}]\n', "matching regex"),
         ("tenants: []", "length >= 1"),
         (f"tenants: [{SECRET}", "not valid YAML in line 1"),
         (f"{SECRET}: &a [*a", "not valid YAML"),
