@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, TypeVar
@@ -18,6 +19,9 @@ T = TypeVar("T")
 
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?\Z")]
 _Rate = Annotated[int, Meta(ge=1, le=10**12)]
+
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `.*?`( - at `\$\.tenants\[\d+\]`)?\Z", re.DOTALL)
+"""In an error of msgspec, perhaps with its place."""
 
 KEY_LABEL: Final = "serving.minisgl.io/gateway-key"
 """Label of Secrets with API keys, whose value is `true`."""
@@ -147,4 +151,6 @@ def _convert(value: object, kind: type[T], shown: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise KeyFileError(f"{shown}: {error}") from None
+        # The name of an unknown field may be a key, as where a colon follows one.
+        message = _UNKNOWN_FIELD.sub(r"unknown field\1", str(error))
+        raise KeyFileError(f"{shown}: {message}") from None
