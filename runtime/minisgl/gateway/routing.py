@@ -83,38 +83,42 @@ class Table:
         self, name: str | None, target: Target | None = None, allowed: Callable[[Model], bool] = everything
     ) -> Model:
         """Return the model that a request is for. `name`: the field `model` of its body; `target`: the model that its
-        path or Host names. Raises ApiError."""
+        path or Host names. A model that is not `allowed` is not found, so that an error does not tell that it exists.
+        Raises ApiError."""
         if target is not None:
             key = Key(target.namespace, target.name)
-            known = [key] if key in self._models and self._answers_to(key, name) else []
-            asked = name if key in self._models else str(key)
+            found = self._permitted([key], allowed)
+            permitted = [model for model in found if _answers_to(model, name)]
+            asked = name if found else str(key)
         elif name is None or name == DEFAULT_MODEL:
-            known = [key for key, model in self._models.items() if allowed(model)]
-            if len(known) > 1:
+            permitted = self._permitted(self._models, allowed)
+            if len(permitted) > 1:
                 message = "missing field 'model': there are several models, which GET /v1/models lists"
                 raise ApiError(400, "missing_required_parameter", message, "model")
             asked = name
         else:
             # A qualified name is that of its namespace, whatever names models of other namespaces have.
             key = _key(name)
-            known = [key] if key in self._models else list(self._by_name.get(name, ()))
+            permitted = self._permitted([key] if key in self._models else self._by_name.get(name, ()), allowed)
             asked = name
-        models = [self._models[key] for key in known]
-        permitted = [model for model in models if allowed(model)]
         if not permitted:
-            raise _not_found(asked) if not models else _not_allowed(asked or str(models[0].key))
+            raise _not_found(asked)
         if len(permitted) > 1:
             raise _ambiguous(asked, permitted)
         return permitted[0]
 
-    def _answers_to(self, key: Key, name: str | None) -> bool:
-        return name is None or name in (DEFAULT_MODEL, str(key)) or name in self._models[key].names
+    def _permitted(self, keys: Iterable[Key], allowed: Callable[[Model], bool]) -> list[Model]:
+        return [model for key in keys if (model := self._models.get(key)) is not None and allowed(model)]
 
 
 def served_name(model: Model, name: str | None) -> str | None:
     """Return the name to which the field `model` of a body must be changed, because the model's frontends do not know
     the one that the client used; None: they do."""
     return None if name is None or name == DEFAULT_MODEL or name in model.names else model.names[0]
+
+
+def _answers_to(model: Model, name: str | None) -> bool:
+    return name is None or name in (DEFAULT_MODEL, str(model.key)) or name in model.names
 
 
 def _key(name: str) -> Key:
@@ -131,11 +135,6 @@ def _discard(index: defaultdict[str, set[Key]], name: str, key: Key) -> None:
 def _not_found(name: str | None) -> ApiError:
     shown = "there is no model" if name is None else f"model {truncate(name)!r} does not exist"
     return ApiError(404, "model_not_found", f"{shown}; GET /v1/models lists all models", "model")
-
-
-def _not_allowed(name: str) -> ApiError:
-    message = f"this key may not use model {truncate(name)!r}; GET /v1/models lists the models that it may use"
-    return ApiError(403, "model_not_allowed", message, "model")
 
 
 def _ambiguous(name: str | None, models: list[Model]) -> ApiError:

@@ -66,9 +66,22 @@ def test_a_name_that_a_tenant_may_use_once_is_not_ambiguous() -> None:
         return found.key.namespace == "team-b"
 
     assert TABLE.find("qwen", None, allowed) is QWEN_B
+
+
+@pytest.mark.parametrize("target", [Target("qwen", "team-a"), None])
+@pytest.mark.parametrize("name", [None, "default", "Qwen/Qwen3", "team-a/qwen", "qwen"])
+def test_an_error_does_not_tell_whether_a_model_exists_that_a_tenant_may_not_use(
+    name: str | None, target: Target | None
+) -> None:
+    def allowed(found: Model) -> bool:
+        return found.key.namespace == "team-c"
+
     with pytest.raises(ApiError) as caught:
-        TABLE.find("Qwen/Qwen3", None, allowed)
-    assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
+        TABLE.find(name, target, allowed)
+    with pytest.raises(ApiError) as other:
+        Table().find(name, target, allowed)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert caught.value.message == other.value.message
 
 
 def test_a_served_name_does_not_take_over_a_qualified_name() -> None:
