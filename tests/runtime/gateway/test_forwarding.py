@@ -16,7 +16,7 @@ from minisgl.gateway.config import GatewayLimits
 from minisgl.gateway.forwarding import Forwarding, Outgoing
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Key, Model
-from minisgl.gateway.upstream import Client
+from minisgl.gateway.upstream import Client, UpstreamError
 from support.gateway.running import RunningGateway, gateway_of, parsed, until
 from support.gateway.stub_frontend import Received, stub_frontend
 
@@ -116,6 +116,12 @@ async def test_the_frontends_of_an_idle_model_refuse_what_is_not_valid() -> None
         await forwarding_one.answer(send, holds_until=later, until=later)
         assert sent[0]["status"] == 400
         client.close()
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".svc", "a..svc"])
+async def test_a_host_name_that_the_resolver_refuses_cannot_be_reached(host: str) -> None:
+    with pytest.raises(UpstreamError, match="not valid"):
+        await Client(5.0).connect(Address(host, 1))
 
 
 async def test_a_held_request_ends_with_the_queue_timeout() -> None:
