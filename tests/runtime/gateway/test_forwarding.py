@@ -318,6 +318,18 @@ async def test_requests_that_wait_end_when_the_gateway_stops() -> None:
         assert (answer.status, answer.code) == (503, "shutting_down")
 
 
+async def test_both_ports_tell_that_the_gateway_shuts_down() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        assert (await gateway.get("/ready")).status == 200
+        # As in a cluster, where it listens for a while.
+        gateway.server._stopping = True
+        answer = await gateway.get("/ready")
+        assert (answer.status, answer.code) == (503, "not_ready")
+        assert "shutting down" in answer.body.decode()
+        assert not await gateway.is_ready()
+        gateway.server._stopping = False
+
+
 async def test_the_path_that_names_a_model_ends_at_the_gateway() -> None:
     async with stub_frontend("x/a") as stub, gateway_of(stub) as gateway:
         assert (await gateway.post(f"/x/b{CHAT}", chat())).code == "model_not_found"
