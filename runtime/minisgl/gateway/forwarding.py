@@ -18,7 +18,7 @@ from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.usage_report import RESPONSE_HEADER, Usage
-from minisgl.gateway.early_errors import early_error, error_in
+from minisgl.gateway.early_errors import counted_code, early_error, error_in
 from minisgl.gateway.headers import passed_response_headers, request_head
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Model
@@ -112,7 +112,7 @@ class Forwarding:
             if not self._has_begun and not opening.is_open:
                 raise
             record = self._record
-            record.error_code, record.error_status = error.code, error.status
+            record.error_code, record.error_status = counted_code(error.code), error.status
             logger.warning("request %s ends in an error: %s", record.request_id, error.message)
             # To return without the last part makes the server drop the connection.
             if not self._has_begun:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 from starlette.types import Message
@@ -13,6 +15,7 @@ from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.gateway import forwarding
 from minisgl.gateway.config import GatewayLimits
+from minisgl.gateway.early_errors import counted_code
 from minisgl.gateway.forwarding import Forwarding, Outgoing
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Key, Model
@@ -272,6 +275,29 @@ async def test_an_error_after_the_headers_of_a_stream_is_an_event(path: str, eve
         assert b"invalid_value" in rest
         assert not rest.endswith(b"0\r\n\r\n"), "the stream is not complete"
         writer.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_codes_that_a_server_invents_are_counted_together() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        stub.handler = lambda request: request.answer(400, {"error": {"message": "no", "code": "invented-7"}})
+        await stub.stop()
+        reader, writer = await gateway.connect()
+        writer.write(STREAM)
+        await reader.readuntil(b"\r\n\r\n")
+        await stub.start()
+        assert b"invented-7" in await reader.read(), "the client gets it"
+        writer.close()
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'code="bad_response"' in page
+        assert "invented-7" not in page
+
+
+def test_all_codes_of_the_documentation_are_counted_as_they_are() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    codes = re.findall(r"^\| \d{3} \| `(\w+)` \|", text, re.MULTILINE)
+    assert len(codes) > 50
+    assert [counted_code(code) for code in codes] == codes
 
 
 @pytest.mark.usefixtures("impatient")
