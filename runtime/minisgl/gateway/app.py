@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -26,16 +28,17 @@ from minisgl.gateway.tenancy import Tenancy
 from minisgl.version import __version__
 
 
-def create_gateway(gateway: Gateway, access: WebAccess, *, on_loopback: bool) -> ASGIApp:
-    """Make the application. `on_loopback`: only this machine can connect. Raises OriginListError."""
+def create_gateway(gateway: Gateway, access: WebAccess, problem: Callable[[], str], *, on_loopback: bool) -> ASGIApp:
+    """Make the application. `problem` returns why the gateway is not ready; empty: it is. `on_loopback`: only this
+    machine can connect. Raises OriginListError."""
 
     async def health(_: Request) -> Response:
         """Respond while the event loop runs."""
         return json_response({"status": "ok"})
 
     async def ready(_: Request) -> Response:
-        if gateway.directory.problem:
-            raise ApiError(503, "not_ready", gateway.directory.problem)
+        if reason := problem():
+            raise ApiError(503, "not_ready", reason)
         return json_response({"status": "ready", "models": len(gateway.directory.table)})
 
     async def models(request: Request) -> Response:

@@ -13,8 +13,9 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.json_body import decode
 from minisgl.scheduler.shares import has_share
 
-_KEPT_BYTES: Final = 512 << 20
-"""Most bytes of all bodies: each is kept until its response is complete, because it may have to be sent again."""
+_KEPT_BYTES: Final = 256 << 20
+"""Most bytes of all bodies: each is kept until its response is complete, because it may have to be sent again. Shares
+of tenants may double them, as they do those that are being read; the pod's memory has room for both."""
 
 
 class _Body(msgspec.Struct):

@@ -14,7 +14,7 @@ import msgspec
 from minisgl.frontend.server.auth import KeyFileError
 from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.directory import Directory
-from minisgl.gateway.keys import KEY_LABEL, KeyTable, Tenant, read_secret
+from minisgl.gateway.keys import KEY_LABEL, KeyTable, Tenant, read_secret, shared_keys
 from minisgl.gateway.models import InferenceModel, Key, Metadata, model_of
 from minisgl.gateway.upstream import Client
 from minisgl.gateway.watch import Watch
@@ -121,9 +121,16 @@ class SecretKeys:
             logger.error("%s; its keys are not accepted", error)
 
     def _index(self) -> None:
-        """Make the table anew. Of several Secrets with the same tenant, the first by name says what it may use."""
+        """Make the table anew. Of several Secrets with the same tenant, the first by name says what it may use. A key
+        of several tenants is left out: whose requests it is for would depend on the order of the Secrets."""
         tenants: dict[str, Tenant] = {}
         for name, (tenant, _) in sorted(self._found.items()):
             if tenants.setdefault(tenant.name, tenant) != tenant:
                 logger.warning("Secret %s has other limits for tenant %s than an earlier one", name, tenant.name)
-        self._table = KeyTable((tenants[tenant.name], digests) for tenant, digests in self._found.values())
+        shared = shared_keys(self._found.values())
+        for owners in sorted(shared.values()):
+            logger.error("the tenants %s have the same key, which is not accepted", ", ".join(owners))
+        self._table = KeyTable(
+            (tenants[tenant.name], [digest for digest in digests if digest not in shared])
+            for tenant, digests in self._found.values()
+        )

@@ -11,6 +11,75 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.generation.response_format import error_event as openai_error
 from minisgl.frontend.responses.responses import early_error as responses_error
 
+BAD_RESPONSE: Final = "bad_response"
+_CODES: Final = frozenset(
+    {
+        "aborted",
+        "ambiguous_model",
+        "bad_response",
+        "body_timeout",
+        "body_too_large",
+        "chat_template_error",
+        "client_dropped",
+        "compaction_not_supported",
+        "context_length_exceeded",
+        "cors_refused",
+        "deadline_exceeded",
+        "draining",
+        "duplicate_request",
+        "empty_prompt",
+        "engine_error",
+        "engine_stalled",
+        "engine_unavailable",
+        "frontend_lost",
+        "grammar_failed",
+        "grammar_too_complex",
+        "grammar_unavailable",
+        "head_timeout",
+        "headers_too_large",
+        "host_not_allowed",
+        "internal_error",
+        "invalid_api_key",
+        "invalid_grammar",
+        "invalid_http",
+        "invalid_json",
+        "invalid_message",
+        "invalid_prompt",
+        "invalid_request",
+        "invalid_token",
+        "invalid_value",
+        "method_not_allowed",
+        "missing_api_key",
+        "missing_required_parameter",
+        "model_changed",
+        "model_not_found",
+        "no_allowed_token",
+        "no_chat_template",
+        "not_found",
+        "not_ready",
+        "not_serving",
+        "origin_not_allowed",
+        "queue_full",
+        "queue_timeout",
+        "rate_limit_exceeded",
+        "request_not_found",
+        "response_not_found",
+        "shutting_down",
+        "tokens_lost",
+        "too_many_requests",
+        "tools_unavailable",
+        "unknown_parameter",
+        "unsupported_by_engine",
+        "unsupported_media_type",
+        "unsupported_parameter",
+        "unsupported_schema",
+        "unsupported_transfer_encoding",
+        "wire_version",
+        "wrong_task",
+    }
+)
+"""Those of the documentation."""
+
 _RENDER: Final = {"/v1/messages": anthropic_error, "/v1/responses": responses_error}
 
 
@@ -35,4 +104,10 @@ def error_in(status: int, body: bytes) -> ApiError:
         found = msgspec.json.decode(body, type=_Error).error
     except (msgspec.MsgspecError, UnicodeDecodeError):
         found = _Fields()
-    return ApiError(status, found.code or "bad_response", found.message or f"status {status}", found.param)
+    return ApiError(status, found.code or BAD_RESPONSE, found.message or f"status {status}", found.param)
+
+
+def counted_code(code: str) -> str:
+    """Return the code under which an error is counted. A series is kept for each, so those that a server invents are
+    counted together."""
+    return code if code in _CODES else BAD_RESPONSE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -17,10 +18,11 @@ from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.usage_report import RESPONSE_HEADER, Usage
-from minisgl.gateway.early_errors import early_error, error_in
+from minisgl.gateway.early_errors import counted_code, early_error, error_in
 from minisgl.gateway.headers import passed_response_headers, request_head
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Model
+from minisgl.gateway.paths import STREAM_PATHS
 from minisgl.gateway.upstream import Client, Exchange, UpstreamError
 from minisgl.gateway.usage import UsageFilter, read_usage
 
@@ -32,6 +34,10 @@ _HEADER_SECONDS: Final = 15.0
 """Time after which a stream that waits gets its headers, so that proxies do not take it for dead."""
 _PING_SECONDS: Final = 15.0
 _EVENT_STREAM: Final = b"text/event-stream"
+_EVENT: Final = b"data: "
+_NEXT_EVENT: Final = b"\n" + _EVENT
+_BYTES_PER_TOKEN: Final = 4
+"""Of a body, to estimate the tokens of its prompt."""
 _USAGE_HEADER: Final = RESPONSE_HEADER.encode()
 
 
@@ -42,7 +48,7 @@ class Outgoing:
         self, method: str, path: str, query: bytes, headers: list[tuple[bytes, bytes]], body: bytes = b""
     ) -> None:
         self._method = method
-        self._path = path
+        self.path = path
         self._query = query
         self._headers = headers
         self.body = body
@@ -50,7 +56,7 @@ class Outgoing:
     def parts(self, address: Address) -> tuple[bytes, ...]:
         host = f"[{address.host}]" if ":" in address.host else address.host
         target = f"{host}:{address.port}"
-        head = request_head(self._method, self._path, self._query, target, self._headers, len(self.body))
+        head = request_head(self._method, self.path, self._query, target, self._headers, len(self.body))
         return (head, self.body) if self.body else (head,)
 
 
@@ -82,22 +88,23 @@ class Forwarding:
         self._early_usage = Usage(0, 0)
         self._has_begun = False
         """The client has got a part of the frontend's response."""
-        self._pieces = 0
-        """Pieces of the body that the client got."""
+        self._events = 0
+        """Events of the body that the client got, at least one for each piece."""
 
     @property
     def usage(self) -> Usage:
         """Tokens that the request used so far. Of a stream that broke off, the frontend reported those of the prompt
-        alone; each piece had a token at least."""
+        alone; each event had a token at least. Where no response has begun, those of the prompt are estimated."""
         if self._filter is None:
             return self._early_usage
-        return self._filter.usage or Usage(self._early_usage.prompt_tokens, self._pieces)
+        return self._filter.usage or Usage(self._early_usage.prompt_tokens, self._events)
 
     async def answer(self, send: Send, *, holds_until: float | None, until: float) -> None:
         """Send the request and pass on the response. `holds_until`: time up to which the request may wait for a
         frontend; None: not at all. `until`: time of its end in any case. Raises ApiError, but not once the response has
         begun."""
-        opens_at = self._record.started_at + _HEADER_SECONDS
+        may_stream = self._outgoing.path in STREAM_PATHS
+        opens_at = self._record.started_at + _HEADER_SECONDS if may_stream else math.inf
         opening = StreamOpening(send, self._outgoing.body, opens_at, _PING_SECONDS)
         try:
             await self._answer(send, opening, holds_until, until)
@@ -105,7 +112,7 @@ class Forwarding:
             if not self._has_begun and not opening.is_open:
                 raise
             record = self._record
-            record.error_code, record.error_status = error.code, error.status
+            record.error_code, record.error_status = counted_code(error.code), error.status
             logger.warning("request %s ends in an error: %s", record.request_id, error.message)
             # To return without the last part makes the server drop the connection.
             if not self._has_begun:
@@ -124,9 +131,8 @@ class Forwarding:
             raise ApiError(408, "deadline_exceeded", "the response was not complete in time") from None
 
     async def _sent(self, opening: StreamOpening, holds_until: float | None) -> Exchange:
-        """Return the exchange whose response has begun. Raises ApiError."""
-        if self._model.state == "idle" and holds_until is not None:
-            await self._hold(opening, holds_until)
+        """Return the exchange whose response has begun. Raises ApiError. Frontends are tried whatever the state is: a
+        model may keep some without a replica, and they refuse what is not valid, which then starts nothing."""
         while True:
             reason = ""
             addresses = self._model.addresses
@@ -147,9 +153,12 @@ class Forwarding:
         ApiError if a response had begun or too many frontends were lost."""
         while True:
             exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
+            # A client that leaves before it knows more has made the frontend read its prompt.
+            self._early_usage = Usage(len(self._outgoing.body) // _BYTES_PER_TOKEN, 0)
             try:
                 await exchange.head()
             except UpstreamError as error:
+                self._early_usage = Usage(0, 0)
                 exchange.close()
                 if exchange.has_begun:
                     raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
@@ -207,7 +216,7 @@ class Forwarding:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _rendered(self, piece: bytes) -> bytes:
-        self._pieces += 1
+        self._events += max(piece.count(_NEXT_EVENT) + piece.startswith(_EVENT), 1)
         return piece if self._filter is None else self._filter.feed(piece)
 
 

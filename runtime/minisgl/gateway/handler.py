@@ -112,10 +112,12 @@ class Gateway:
                     until=record.started_at + limits.request_seconds,
                 )
         finally:
+            if holds:
+                # First, so that no fault of what follows keeps the model awake.
+                self.holding.end(model.key)
             if account is not None:
                 account.end(forwarding.usage.total, clock())
             if holds:
-                self.holding.end(model.key)
                 self.totals.add(record.key_name, model.key, forwarding.usage)
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:

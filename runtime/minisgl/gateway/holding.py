@@ -6,6 +6,7 @@ One task for each such model tries its frontends, so that a thousand requests th
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +14,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.admission import Admission
 from minisgl.gateway.models import Key, Model
 from minisgl.gateway.upstream import Client, UpstreamError
+from minisgl.scheduler.shares import has_share
 from minisgl.wire.gateway import GatewayStatus, ModelDemand
 
 _FIRST_PAUSE: Final = 0.05
@@ -49,7 +51,8 @@ class Holding:
         self._find = find
         self._admission = admission
         self._max_bytes = max_bytes
-        self._bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """Bytes of held bodies by tenant."""
         self._demand: dict[Key, _Demand] = {}
         self._arrivals: set[asyncio.Future[None]] = set()
         """Done when the next request is held."""
@@ -78,8 +81,8 @@ class Holding:
         Raises ApiError when there is no room, the model cannot serve, or at the deadline."""
         if self._refusal is not None:
             raise self._refusal
-        self._admission.hold(self._bytes + size <= self._max_bytes or not self._bytes, tenant)
-        self._bytes += size
+        self._admission.hold(self._has_room(size, tenant), tenant)
+        self._bytes_of[tenant] += size
         demand, loop = self._demand[key], asyncio.get_running_loop()
         opened = loop.create_future()
         demand.held.add(opened)
@@ -96,7 +99,9 @@ class Holding:
             raise ApiError.from_code("engine_unavailable", message) from None
         finally:
             demand.held.discard(opened)
-            self._bytes -= size
+            self._bytes_of[tenant] -= size
+            if not self._bytes_of[tenant]:
+                del self._bytes_of[tenant]
             self._admission.leave_queue(0, tenant)
             if not demand.held and demand.opener is not None:
                 demand.opener.cancel()
@@ -139,6 +144,11 @@ class Holding:
         for demand in self._demand.values():
             _settle(demand, error)
         self._notify()
+
+    def _has_room(self, size: int, tenant: str) -> bool:
+        """Return whether a tenant's body may be held. One alone may."""
+        most, own, held = self._max_bytes, self._bytes_of[tenant], self._bytes_of.total()
+        return not held or held + size <= most or has_share(own, size, held, most, +self._bytes_of)
 
     def _forget_deleted(self, key: Key, demand: _Demand) -> None:
         if not demand.running and self._find(key) is None:

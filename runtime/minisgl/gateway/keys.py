@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, TypeVar
@@ -16,8 +17,11 @@ from minisgl.gateway.models import Model
 
 T = TypeVar("T")
 
-_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$")]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?\Z")]
 _Rate = Annotated[int, Meta(ge=1, le=10**12)]
+
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `.*?`( - at `\$\.tenants\[\d+\]`)?\Z", re.DOTALL)
+"""In an error of msgspec, perhaps with its place."""
 
 KEY_LABEL: Final = "serving.minisgl.io/gateway-key"
 """Label of Secrets with API keys, whose value is `true`."""
@@ -30,7 +34,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
     name: _Name
     models: tuple[str, ...] = ()
-    """Models that it may use, as served names, `NAMESPACE/NAME`, or patterns such as `team-a/*`; empty: all."""
+    """Models that it may use, as served names, `NAMESPACE/NAME`, or patterns such as `team-a/*`; empty: all. In a
+    cluster those with a slash are for `NAMESPACE/NAME` only."""
     requests_per_minute: _Rate | None = None
     tokens_per_minute: _Rate | None = None
     """Tokens of prompts and answers."""
@@ -41,8 +46,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
     def allows(self, model: Model) -> bool:
         """Return whether it may use a model."""
-        names = (*model.names, str(model.key))
-        return not self.models or any(fnmatchcase(name, pattern) for pattern in self.models for name in names)
+        return not self.models or any(_matches(pattern, model) for pattern in self.models)
 
 
 class _TenantWithKeys(Tenant, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -82,7 +86,18 @@ def read_file(text: str, name: str) -> KeyTable:
     names = [tenant.name for tenant, _ in tenants]
     for repeated in {each for each in names if names.count(each) > 1}:
         raise KeyFileError(f"{name}: tenant {repeated!r} is there twice; give it one entry with all its keys")
+    for owners in shared_keys(tenants).values():
+        raise KeyFileError(f"{name}: tenants {', '.join(map(repr, owners))} have the same key; a key has one tenant")
     return KeyTable(tenants)
+
+
+def shared_keys(tenants: Iterable[tuple[Tenant, Iterable[bytes]]]) -> dict[bytes, list[str]]:
+    """Return the digests of keys that several tenants have, with the names of these."""
+    owners: dict[bytes, set[str]] = {}
+    for tenant, digests in tenants:
+        for digest in digests:
+            owners.setdefault(digest, set()).add(tenant.name)
+    return {digest: sorted(names) for digest, names in owners.items() if len(names) > 1}
 
 
 def read_secret(name: str, data: Mapping[str, bytes]) -> tuple[Tenant, list[bytes]]:
@@ -99,6 +114,14 @@ def read_secret(name: str, data: Mapping[str, bytes]) -> tuple[Tenant, list[byte
     if not digests:
         raise KeyFileError(f"{shown} has no key; write one per line into its field `key`")
     return _convert({"name": name} | _fields(document, shown), Tenant, shown), digests
+
+
+def _matches(pattern: str, model: Model) -> bool:
+    """Return whether a pattern is for a model. In a cluster one with a slash is for qualified names only: a namespace
+    chooses the served names of its own models, which may look like qualified names of another."""
+    is_qualified = "/" in pattern and bool(model.key.namespace)
+    names = (str(model.key),) if is_qualified else (*model.names, str(model.key))
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def _without_keys(each: _TenantWithKeys) -> Tenant:
@@ -128,4 +151,6 @@ def _convert(value: object, kind: type[T], shown: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise KeyFileError(f"{shown}: {error}") from None
+        # The name of an unknown field may be a key, as where a colon follows one.
+        message = _UNKNOWN_FIELD.sub(r"unknown field\1", str(error))
+        raise KeyFileError(f"{shown}: {message}") from None

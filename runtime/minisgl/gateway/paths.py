@@ -29,6 +29,18 @@ GENERATION_PATHS: Final = frozenset(
 )
 """POST: requests that use the model. They are held while it has no frontend, and start it."""
 
+STREAM_PATHS: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/generate",
+        "/invocations",
+    }
+)
+"""Those of which the answer may be a stream. Others ignore or refuse the field `stream`."""
+
 TOKENIZATION_PATHS: Final = frozenset(
     {
         "/v1/responses/input_tokens",

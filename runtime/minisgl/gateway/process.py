@@ -104,10 +104,14 @@ class GatewayServer:
         sources, keys = self._sources(client, directory)
         gateway = Gateway(client, directory, holding, Tenancy(keys, loop.time), requests)
         on_loopback = is_loopback(self._listener.getsockname()[0])
-        app = create_gateway(gateway, options.access, on_loopback=on_loopback)
+
+        def problem() -> str:
+            return self._problem(directory, keys)
+
+        app = create_gateway(gateway, options.access, problem, on_loopback=on_loopback)
         shutdown_seconds = math.ceil(options.drain_timeout) + _ABORT_SECONDS
         api = HttpServer(app, self._listener, shutdown_seconds, requests)
-        control = HttpServer(create_control(holding, lambda: self._problem(directory, keys)), self._control_listener, 1)
+        control = HttpServer(create_control(holding, problem), self._control_listener, 1)
         self._servers = [api, control]
         # What exists now stays: without it, a collection of garbage takes no noticeable time.
         gc.collect()

@@ -22,8 +22,7 @@ class Target(NamedTuple):
     """A model that a path or the header Host names."""
 
     name: str
-    namespace: str | None
-    """None: any."""
+    namespace: str
 
 
 def everything(_: Model) -> bool:
@@ -38,8 +37,6 @@ class Table:
         self._models: dict[Key, Model] = {}
         self._by_name: defaultdict[str, set[Key]] = defaultdict(set)
         """Served name → models that have it."""
-        self._by_object: defaultdict[str, set[Key]] = defaultdict(set)
-        """Name of the object → models, of several namespaces."""
         for model in models:
             self.put(model)
 
@@ -56,7 +53,6 @@ class Table:
         """Add a model, or replace the one with its key."""
         self.remove(model.key)
         self._models[model.key] = model
-        self._by_object[model.key.name].add(model.key)
         for name in model.names:
             self._by_name[name].add(model.key)
 
@@ -64,25 +60,22 @@ class Table:
         model = self._models.pop(key, None)
         if model is None:
             return
-        _discard(self._by_object, key.name, key)
         for name in model.names:
             _discard(self._by_name, name, key)
 
     def listed_name(self, model: Model, name: str, allowed: Callable[[Model], bool] = everything) -> str:
         """Return the name by which a client that may use the `allowed` models calls a model by its served name: the
-        qualified one, if others have that name too."""
+        qualified one, if others have that name too, or it is the qualified name of another model."""
         is_unique = sum(allowed(self._models[key]) for key in self._by_name[name]) == 1
-        return name if is_unique else str(model.key)
+        is_taken = _key(name) in self._models and _key(name) != model.key
+        return name if is_unique and not is_taken else str(model.key)
 
     def target_of_host(self, host: str) -> Target | None:
-        """Return the model whose own Service the header Host names: NAME, NAME.NAMESPACE or NAME.NAMESPACE.svc, with
-        the domain of any cluster. None: it names none, such as a Host of the gateway itself."""
+        """Return the model whose own Service the header Host names: NAME.NAMESPACE or NAME.NAMESPACE.svc, with the
+        domain of any cluster. None: it names none, such as a Host of the gateway itself, which may be a name alone:
+        whoever gave a model that name would get all requests."""
         name, *rest = host_name(host).split(".")
-        if name not in self._by_object:
-            return None
-        if not rest:
-            return Target(name, None)
-        if len(rest) > 1 and rest[1] != _SERVICE:
+        if not rest or not rest[0] or rest[1:2] not in ([], [_SERVICE]):
             return None
         return Target(name, rest[0]) if Key(rest[0], name) in self._models else None
 
@@ -90,42 +83,42 @@ class Table:
         self, name: str | None, target: Target | None = None, allowed: Callable[[Model], bool] = everything
     ) -> Model:
         """Return the model that a request is for. `name`: the field `model` of its body; `target`: the model that its
-        path or Host names. Raises ApiError."""
+        path or Host names. A model that is not `allowed` is not found, so that an error does not tell that it exists.
+        Raises ApiError."""
         if target is not None:
-            candidates = self._of_target(target)
-            known = [key for key in candidates if self._answers_to(key, name)]
-            asked = str(Key(target.namespace or "", target.name)) if not candidates else name
+            key = Key(target.namespace, target.name)
+            found = self._permitted([key], allowed)
+            permitted = [model for model in found if _answers_to(model, name)]
+            asked = name if found else str(key)
         elif name is None or name == DEFAULT_MODEL:
-            known = [key for key, model in self._models.items() if allowed(model)]
-            if len(known) > 1:
+            permitted = self._permitted(self._models, allowed)
+            if len(permitted) > 1:
                 message = "missing field 'model': there are several models, which GET /v1/models lists"
                 raise ApiError(400, "missing_required_parameter", message, "model")
             asked = name
         else:
-            known = list(self._by_name.get(name, ())) or [key for key in (_key(name),) if key in self._models]
+            # A qualified name is that of its namespace, whatever names models of other namespaces have.
+            key = _key(name)
+            permitted = self._permitted([key] if key in self._models else self._by_name.get(name, ()), allowed)
             asked = name
-        models = [self._models[key] for key in known]
-        permitted = [model for model in models if allowed(model)]
         if not permitted:
-            raise _not_found(asked) if not models else _not_allowed(asked or str(models[0].key))
+            raise _not_found(asked)
         if len(permitted) > 1:
             raise _ambiguous(asked, permitted)
         return permitted[0]
 
-    def _of_target(self, target: Target) -> list[Key]:
-        if target.namespace is None:
-            return list(self._by_object.get(target.name, ()))
-        key = Key(target.namespace, target.name)
-        return [key] if key in self._models else []
-
-    def _answers_to(self, key: Key, name: str | None) -> bool:
-        return name is None or name in (DEFAULT_MODEL, str(key)) or name in self._models[key].names
+    def _permitted(self, keys: Iterable[Key], allowed: Callable[[Model], bool]) -> list[Model]:
+        return [model for key in keys if (model := self._models.get(key)) is not None and allowed(model)]
 
 
 def served_name(model: Model, name: str | None) -> str | None:
     """Return the name to which the field `model` of a body must be changed, because the model's frontends do not know
     the one that the client used; None: they do."""
     return None if name is None or name == DEFAULT_MODEL or name in model.names else model.names[0]
+
+
+def _answers_to(model: Model, name: str | None) -> bool:
+    return name is None or name in (DEFAULT_MODEL, str(model.key)) or name in model.names
 
 
 def _key(name: str) -> Key:
@@ -142,11 +135,6 @@ def _discard(index: defaultdict[str, set[Key]], name: str, key: Key) -> None:
 def _not_found(name: str | None) -> ApiError:
     shown = "there is no model" if name is None else f"model {truncate(name)!r} does not exist"
     return ApiError(404, "model_not_found", f"{shown}; GET /v1/models lists all models", "model")
-
-
-def _not_allowed(name: str) -> ApiError:
-    message = f"this key may not use model {truncate(name)!r}; GET /v1/models lists the models that it may use"
-    return ApiError(403, "model_not_allowed", message, "model")
 
 
 def _ambiguous(name: str | None, models: list[Model]) -> ApiError:

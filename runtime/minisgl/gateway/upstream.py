@@ -319,6 +319,9 @@ class Client:
             raise UpstreamError(f"no connection within {self._connect_seconds:g} s") from None
         except OSError as error:
             raise UpstreamError(error.strerror or describe(error)) from error
+        except UnicodeError as error:
+            # The resolver refuses the name, as one with a label of more than 63 characters.
+            raise UpstreamError(f"the host name is not valid: {describe(error)}") from error
         self._open.add(connection)
         return connection
 

@@ -14,7 +14,7 @@ _MAX_LINE: Final = 256
 
 
 def read_usage(text: bytes) -> Usage | None:
-    """Return the usage in a header's value or a comment; None: it is none."""
+    """Return the usage in a header's value or a comment; None: it is none, or has numbers that no request has."""
     try:
         return _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -154,6 +154,14 @@ async def test_a_chunked_request_is_forwarded_with_a_length_and_without_its_trai
         assert not {"connection", "x-secret", "te", "upgrade", "transfer-encoding", "x-late"} & headers.keys()
 
 
+@pytest.mark.parametrize("address", ["a:b", "::1::", ":"])
+async def test_a_proxy_may_name_a_client_by_any_text(address: str) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        answer = await gateway.post(CHAT, {"model": "a"}, f"x-forwarded-for: {address}\r\n")
+        assert answer.status == 200
+        assert stub.received[0].headers["x-minisgl-tenant"] == f"address {address}"
+
+
 async def test_hop_by_hop_headers_of_a_response_end_at_the_gateway() -> None:
     async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
         stub.handler = lambda request: request.answer(
@@ -207,5 +215,10 @@ async def test_bodies_and_waiting_requests_are_limited() -> None:
         while (await gateway.demand("a") or {}).get("held") != 1:
             await asyncio.sleep(0.01)
         assert (await gateway.post(CHAT, {"model": "a", "user": "x" * 900})).code == "queue_full"
+        other = {"model": "a", "user": "x" * 300}
+        waiting.append(asyncio.create_task(gateway.post(CHAT, other, "x-forwarded-for: 9.9.9.9\r\n")))
+        while (await gateway.demand("a") or {}).get("held") != 2:
+            assert not waiting[1].done(), "a tenant with less than its share has room"
+            await asyncio.sleep(0.01)
         await stub.start()
-        assert (await waiting[0]).status == 200
+        assert [(await each).status for each in waiting] == [200, 200]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.gateway import bodies
 from minisgl.gateway.bodies import KeptBodies, requested_model, with_model
@@ -62,6 +65,13 @@ def test_bodies_that_are_kept_are_limited_with_shares(monkeypatch: pytest.Monkey
             pass
     with kept.keep(100, "a"):
         pass
+
+
+def test_all_bodies_have_room_in_the_memory_of_a_pod() -> None:
+    values = yaml.safe_load((Path(__file__).parents[3] / "charts" / "values.yaml").read_text())
+    assert values["gateway"]["resources"]["limits"]["memory"] == "1Gi"
+    # Shares of tenants may double each.
+    assert 2 * (bodies._KEPT_BYTES + RequestLimits().reading_bytes) < 1 << 30
 
 
 @pytest.mark.parametrize(

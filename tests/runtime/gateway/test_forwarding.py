@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
+from starlette.types import Message
 
+from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.errors import ApiError
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.gateway import forwarding
 from minisgl.gateway.config import GatewayLimits
+from minisgl.gateway.early_errors import counted_code
+from minisgl.gateway.forwarding import Forwarding, Outgoing
+from minisgl.gateway.holding import Holding
+from minisgl.gateway.models import Address, Key, Model
+from minisgl.gateway.upstream import Client, UpstreamError
 from support.gateway.running import RunningGateway, gateway_of, parsed, until
 from support.gateway.stub_frontend import Received, stub_frontend
 
@@ -87,6 +99,32 @@ async def test_a_request_is_held_while_no_frontend_answers() -> None:
         await stub.start()
         assert (await waiting).status == 200
         assert (await gateway.demand("a"))["held"] == 0
+
+
+async def test_the_frontends_of_an_idle_model_refuse_what_is_not_valid() -> None:
+    async with stub_frontend("a") as stub:
+        stub.handler = lambda request: request.answer(400, {"error": {"message": "no", "code": "invalid_value"}})
+        client = Client(1.0)
+        model = Model(key=Key("t", "a"), names=("a",), state="idle", addresses=(Address("127.0.0.1", stub.port),))
+        holding = Holding(client, lambda key: model, RequestTracker(RequestLimits()).admission, 1000)
+        holding.refuse(ApiError(503, "shutting_down", "nothing is held"))
+        record, sent = RequestRecord(request_id="1", method="POST", path=CHAT, started_at=0.0), list[Message]()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        outgoing = Outgoing("POST", CHAT, b"", [], b"{}")
+        forwarding_one = Forwarding(client, holding, record, model, 0, outgoing, dict)
+        later = asyncio.get_running_loop().time() + 10
+        await forwarding_one.answer(send, holds_until=later, until=later)
+        assert sent[0]["status"] == 400
+        client.close()
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".svc", "a..svc"])
+async def test_a_host_name_that_the_resolver_refuses_cannot_be_reached(host: str) -> None:
+    with pytest.raises(UpstreamError, match="not valid"):
+        await Client(5.0).connect(Address(host, 1))
 
 
 async def test_a_held_request_ends_with_the_queue_timeout() -> None:
@@ -239,6 +277,46 @@ async def test_an_error_after_the_headers_of_a_stream_is_an_event(path: str, eve
         writer.close()
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_codes_that_a_server_invents_are_counted_together() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        stub.handler = lambda request: request.answer(400, {"error": {"message": "no", "code": "invented-7"}})
+        await stub.stop()
+        reader, writer = await gateway.connect()
+        writer.write(STREAM)
+        await reader.readuntil(b"\r\n\r\n")
+        await stub.start()
+        assert b"invented-7" in await reader.read(), "the client gets it"
+        writer.close()
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'code="bad_response"' in page
+        assert "invented-7" not in page
+
+
+def test_all_codes_of_the_documentation_are_counted_as_they_are() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    codes = re.findall(r"^\| \d{3} \| `(\w+)` \|", text, re.MULTILINE)
+    assert len(codes) > 50
+    assert [counted_code(code) for code in codes] == codes
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/classify", "/v1/chat/completions/batch"])
+async def test_what_is_never_a_stream_is_not_begun_as_one(path: str) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        await stub.stop()
+        waiting = asyncio.create_task(gateway.post(path, {"model": "a", "stream": True}))
+
+        async def is_held() -> bool:
+            return ((await gateway.demand("a")) or {}).get("held") == 1
+
+        await until(is_held)
+        await asyncio.sleep(0.1)
+        await stub.start()
+        answer = await waiting
+        assert (answer.status, answer.json["path"]) == (200, path)
+
+
 async def test_a_response_that_takes_too_long_breaks_off() -> None:
     async def stream(request: Received) -> None:
         await request.begin_stream()
@@ -264,6 +342,18 @@ async def test_requests_that_wait_end_when_the_gateway_stops() -> None:
         gateway.server.stop()
         answer = await waiting
         assert (answer.status, answer.code) == (503, "shutting_down")
+
+
+async def test_both_ports_tell_that_the_gateway_shuts_down() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        assert (await gateway.get("/ready")).status == 200
+        # As in a cluster, where it listens for a while.
+        gateway.server._stopping = True
+        answer = await gateway.get("/ready")
+        assert (answer.status, answer.code) == (503, "not_ready")
+        assert "shutting down" in answer.body.decode()
+        assert not await gateway.is_ready()
+        gateway.server._stopping = False
 
 
 async def test_the_path_that_names_a_model_ends_at_the_gateway() -> None:

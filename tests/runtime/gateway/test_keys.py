@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from pathlib import Path
+
 import pytest
 
 from minisgl.frontend.server.auth import KeyFileError
+from minisgl.gateway.cluster import Secret, SecretKeys
+from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.keys import Tenant, read_file, read_secret
-from minisgl.gateway.models import Address, Key, Model
+from minisgl.gateway.models import Address, Key, Metadata, Model
+from minisgl.gateway.upstream import Client
 
 FILE = """
 tenants:
@@ -50,6 +56,15 @@ def test_no_other_model_is_allowed(allowed: str) -> None:
     assert not Tenant(name="a", models=(allowed,)).allows(model("t", "qwen", "qwen", "alias"))
 
 
+@pytest.mark.parametrize("allowed", ["t/qwen", "t/*", "meta/llama"])
+def test_a_served_name_is_no_qualified_name_of_another_namespace(allowed: str) -> None:
+    assert not Tenant(name="a", models=(allowed,)).allows(model("u", "qwen", "t/qwen", "meta/llama"))
+
+
+def test_without_a_cluster_served_names_may_have_slashes() -> None:
+    assert Tenant(name="a", models=("meta/*",)).allows(model("", "meta/llama"))
+
+
 SECRET = "sk-very-secret"
 
 
@@ -58,11 +73,19 @@ SECRET = "sk-very-secret"
     [
         (f"tenants:\n- name: a\n  keys: {SECRET}\n", "Expected `array`"),
         (f"tenants:\n- keys: [{SECRET}]\n", "missing required field `name`"),
-        (f"tenants:\n- name: a\n  keys: [{SECRET}]\n  limits: 3\n", "unknown field `limits`"),
+        (f"tenants:\n- name: a\n  keys: [{SECRET}]\n  limits: 3\n", "unknown field - at `$.tenants[0]`"),
+        (f"{SECRET}: 1", "unknown field"),
+        (f"tenants:\n- {{name: a, keys: [b], {SECRET}: 1}}", "unknown field - at `$.tenants[0]`"),
+        (f"'` - at `$.{SECRET}': 1", "unknown field"),
         (f"tenants:\n- name: a\n  keys: [{SECRET}]\n  requestsPerMinute: 0\n", ">= 1"),
         (f"tenants:\n- name: a\n  keys: ['{SECRET} ']\n", "blanks at its ends"),
         (f"tenants:\n- {{name: a, keys: [{SECRET}]}}\n- {{name: a, keys: [b]}}\n", "'a' is there twice"),
+        (
+            f"tenants:\n- {{name: a, keys: [{SECRET}]}}\n- {{name: b, keys: [c, {SECRET}]}}\n",
+            "'a', 'b' have the same key",
+        ),
         (f"tenants:\n- name: 'a b'\n  keys: [{SECRET}]\n", "matching regex"),
+        (f'tenants:\n- name: "a\\n"\n  keys: [{SECRET}]\n', "matching regex"),
         ("tenants: []", "length >= 1"),
         (f"tenants: [{SECRET}", "not valid YAML in line 1"),
         (f"{SECRET}: &a [*a", "not valid YAML"),
@@ -87,6 +110,23 @@ def test_a_secret_has_keys_and_may_have_limits() -> None:
     assert tenant == Tenant(name="search", models=("qwen",), tokens_per_minute=5)
 
 
+def test_a_key_in_secrets_of_two_tenants_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    keys = SecretKeys(Client(1.0), ClusterAccess(Address("host", 1), Path("ca"), Path("token"), "system"))
+
+    def secret(name: str, text: str, tenant: str = "") -> Secret:
+        data = {"keys": text, "tenant": tenant and f"name: {tenant}"}
+        return Secret(Metadata(name=name), {field: b64encode(value.encode()).decode() for field, value in data.items()})
+
+    keys._replace([secret("a", f"{SECRET}\nsk-a"), secret("b", f"sk-b\n{SECRET}"), secret("a-2", "sk-a", "a")])
+    assert keys.table().tenant(SECRET) is None
+    assert keys.table().tenant("sk-a") == Tenant(name="a")
+    assert keys.table().tenant("sk-b") == Tenant(name="b")
+    assert "the tenants a, b have the same key" in caplog.text
+    assert SECRET not in caplog.text
+    keys._remove(Metadata(name="b"))
+    assert keys.table().tenant(SECRET) == Tenant(name="a")
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -95,6 +135,7 @@ def test_a_secret_has_keys_and_may_have_limits() -> None:
         {"key": b"\xff"},
         {"key": SECRET.encode(), "tenant": b"models: 3"},
         {"key": SECRET.encode(), "tenant": b"- 1"},
+        {"key": SECRET.encode(), "tenant": SECRET.encode() + b": 1"},
         {"key": SECRET.encode(), "tenant": b"keys: [" + SECRET.encode() + b"]"},
         {"key": SECRET.encode(), "tenant": b"a: [" + SECRET.encode()},
     ],

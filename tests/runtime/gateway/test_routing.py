@@ -66,9 +66,31 @@ def test_a_name_that_a_tenant_may_use_once_is_not_ambiguous() -> None:
         return found.key.namespace == "team-b"
 
     assert TABLE.find("qwen", None, allowed) is QWEN_B
+
+
+@pytest.mark.parametrize("target", [Target("qwen", "team-a"), None])
+@pytest.mark.parametrize("name", [None, "default", "Qwen/Qwen3", "team-a/qwen", "qwen"])
+def test_an_error_does_not_tell_whether_a_model_exists_that_a_tenant_may_not_use(
+    name: str | None, target: Target | None
+) -> None:
+    def allowed(found: Model) -> bool:
+        return found.key.namespace == "team-c"
+
     with pytest.raises(ApiError) as caught:
-        TABLE.find("Qwen/Qwen3", None, allowed)
-    assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
+        TABLE.find(name, target, allowed)
+    with pytest.raises(ApiError) as other:
+        Table().find(name, target, allowed)
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert caught.value.message == other.value.message
+
+
+def test_a_served_name_does_not_take_over_a_qualified_name() -> None:
+    other = model("team-b", "other", "team-a/qwen", "other")
+    table = Table([QWEN_A, other])
+    assert table.find("team-a/qwen") is QWEN_A
+    assert table.listed_name(other, "team-a/qwen") == "team-b/other"
+    assert table.listed_name(other, "other") == "other"
+    assert Table([other]).find("team-a/qwen") is other
 
 
 def test_the_only_model_needs_no_name() -> None:
@@ -90,18 +112,13 @@ def test_a_target_takes_no_name_of_another_model() -> None:
         TABLE.find(None, Target("qwen", "team-c"))
 
 
-def test_a_target_without_a_namespace_is_told_apart_by_names() -> None:
-    target = Target("qwen", None)
-    assert TABLE.find("Qwen/Qwen3", target) is QWEN_A
-    with pytest.raises(ApiError, match="'team-a/qwen', 'team-b/qwen'"):
-        TABLE.find(None, target)
-
-
 @pytest.mark.parametrize(
     ("host", "target"),
     [
-        ("qwen", Target("qwen", None)),
-        ("qwen:8000", Target("qwen", None)),
+        ("qwen", None),
+        ("qwen:8000", None),
+        ("qwen.", None),
+        ("qwen..svc", None),
         ("qwen.team-a", Target("qwen", "team-a")),
         ("QWEN.team-a.svc:80", Target("qwen", "team-a")),
         ("qwen.team-a.svc.cluster.local.", Target("qwen", "team-a")),
@@ -149,11 +166,11 @@ def test_a_table_of_any_history_finds_what_a_new_one_finds(changes: list[tuple[b
     assert _found(table, name) == _found(Table(models.values()), name)
     for each in models.values():
         assert table.find(str(each.key), Target(each.key.name, each.key.namespace)) == each
-        served = [one for one in models.values() if str(each.key) in one.names]
-        assert served or table.find(str(each.key)) == each, "a qualified name is never ambiguous by itself"
+        assert table.find(str(each.key)) == each, "no served name takes over a qualified name"
         for listed in each.names:
             called = table.listed_name(each, listed)
             assert called == str(each.key) or called == listed
+            assert called == "default" or table.find(called) == each
 
 
 def _found(table: Table, name: str) -> Model | tuple[str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.gateway.running import gateway_of, until
+from minisgl.gateway.tenancy import Account
+from support.gateway.running import RunningGateway, gateway_of, until
 from support.gateway.stub_frontend import Received, stub_frontend
 
 CHAT = "/v1/chat/completions"
@@ -39,9 +40,9 @@ async def test_a_key_decides_about_models(keys: Path) -> None:
         refused = await gateway.post("/v1/messages", {"model": "a"}, "x-api-key: sk-other\r\n")
         assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
         assert (await gateway.get("/v1/models")).status == 401
-        assert (await gateway.post(CHAT, {"model": "b"}, SEARCH)).code == "model_not_allowed"
+        assert (await gateway.post(CHAT, {"model": "b"}, SEARCH)).code == "model_not_found"
         assert [entry["id"] for entry in (await gateway.get("/v1/models", SEARCH)).json["data"]] == ["a"]
-        assert (await gateway.get("/v1/models/b", SEARCH)).status == 403
+        assert (await gateway.get("/v1/models/b", SEARCH)).status == 404
         assert (await gateway.get("/health")).status == 200
         assert not a.received and not b.received
         answer = await gateway.post(CHAT, {"model": "a"}, SEARCH)
@@ -72,6 +73,69 @@ async def test_used_tokens_count_and_requests_are_limited(keys: Path) -> None:
         page = (await gateway.get("/metrics")).body.decode()
         assert 'minisgl:gateway_requests_total{component="gateway",tenant="search",model="a"} 2' in page
         assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 80' in page
+
+
+@pytest.mark.parametrize("tokens", ["-1000", "1000000000000", "9" * 401], ids=len)
+async def test_a_report_of_numbers_that_no_request_has_changes_no_limit(keys: Path, tokens: str) -> None:
+    async def report(request: Received) -> None:
+        header = f'x-minisgl-usage: {{"prompt_tokens":20,"completion_tokens":{tokens}}}\r\n'
+        await request.answer(200, {}, header)
+
+    async with stub_frontend("a", handler=report) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        for _ in range(2):
+            answer = await gateway.post(CHAT, {"model": "a"}, SEARCH)
+            assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "100")
+        await until(lambda: _is_idle(gateway))
+
+
+async def test_a_fault_in_the_count_of_tokens_keeps_no_model_awake(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr(Account, "end", fail)
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        await gateway.post(CHAT, {"model": "a"}, SEARCH)
+        await until(lambda: _is_idle(gateway))
+
+
+async def _is_idle(gateway: RunningGateway) -> bool:
+    return bool((await gateway.demand("a"))["idle_seconds"] > 0)
+
+
+async def test_a_stream_that_its_client_leaves_counts_its_events(keys: Path) -> None:
+    async def stream(request: Received) -> None:
+        await request.begin_stream('x-minisgl-usage: {"prompt_tokens":3,"completion_tokens":0}\r\n')
+        await request.piece(b"data: 1\n\n" * 5 + b": ping\n\ndata: 2\n\n")
+        await request.client_left()
+
+    async with stub_frontend("a", handler=stream) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        await _leave(gateway, b"data: 2\n\n")
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'gateway_prompt_tokens_total{component="gateway",tenant="search",model="a"} 3' in page
+        assert 'gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 6' in page
+
+
+async def test_a_request_that_its_client_leaves_at_once_counts_an_estimate_of_its_prompt(keys: Path) -> None:
+    async with stub_frontend("a", handler=Received.client_left) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        waiting = asyncio.create_task(_leave(gateway, b"nothing"))
+        await until(lambda: stub.received)
+        waiting.cancel()
+        await until(lambda: _is_idle(gateway))
+        page = (await gateway.get("/metrics")).body.decode()
+        assert 'gateway_prompt_tokens_total{component="gateway",tenant="search",model="a"} 10' in page
+
+
+async def _leave(gateway: RunningGateway, after: bytes) -> None:
+    """Send a body of 40 bytes, and leave when these bytes have arrived."""
+    reader, writer = await gateway.connect()
+    body = b'{"model":"a","stream":true,"user":"123"}'
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n{SEARCH}content-length: {len(body)}\r\n\r\n".encode())
+    writer.write(body)
+    try:
+        await reader.readuntil(after)
+    finally:
+        writer.transport.abort()
+    await until(lambda: _is_idle(gateway))
 
 
 async def test_invalid_requests_use_nothing_of_a_limit(keys: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.frontend.server.usage_report import Usage
-from minisgl.gateway.usage import UsageFilter
+from minisgl.gateway.usage import UsageFilter, read_usage
 
 REPORT = b': minisgl-usage {"prompt_tokens":3,"completion_tokens":9}\n\n'
 
@@ -59,3 +60,10 @@ def test_pieces_pass_at_once() -> None:
     found = UsageFilter()
     for piece in (b"data: a\n\n", b"dat", b"a: b", b"\n\n", b": ping\n\n"):
         assert found.feed(piece) == piece
+
+
+@pytest.mark.parametrize("number", [-1, 2**31 + 1, 10**12, "9" * 401, "9" * 5000], ids=lambda value: str(value)[:20])
+def test_a_report_of_numbers_that_no_request_has_is_none(number: object) -> None:
+    assert read_usage(b'{"prompt_tokens":3,"completion_tokens":9}') == Usage(3, 9)
+    for prompt, completion in ((number, 0), (0, number)):
+        assert read_usage(f'{{"prompt_tokens":{prompt},"completion_tokens":{completion}}}'.encode()) is None

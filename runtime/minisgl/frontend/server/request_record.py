@@ -103,10 +103,14 @@ def new_record(method: str, path: str, headers: Headers, started_at: float) -> R
 
 
 def _network(address: str) -> str:
-    """Return an IPv4 address as it is. A client may have all IPv6 addresses of a network of 64 bits."""
+    """Return an IPv4 address as it is, and what is none, since a proxy may name anything. A client may have all IPv6
+    addresses of a network of 64 bits."""
     if ":" not in address or address.startswith("::ffff:"):
         return address
-    return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    try:
+        return str(ipaddress.ip_network((address.partition("%")[0], 64), strict=False))
+    except ValueError:
+        return address
 
 
 def attach_record(scope: Scope, record: RequestRecord) -> None:

@@ -8,9 +8,10 @@ has for it, but proxies of service meshes drop them. Without the request header 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 from starlette.datastructures import Headers
 
 from minisgl.frontend.server.response_stream import ResponseStream
@@ -23,11 +24,15 @@ COMMENT: Final = b": minisgl-usage "
 """Beginning of the line in a stream, before the same JSON object as in the header."""
 
 
+_Tokens = Annotated[int, Meta(ge=0, le=2**31)]
+"""Far above what a request can use: a report outside is none, since it would let a tenant use everything or nothing."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request. A prompt counts once, for any number of choices."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
 
     @property
     def total(self) -> int:
