@@ -106,9 +106,10 @@ def test_prometheus_finds_it_with_the_frontends() -> None:
     [monitor], [deployment] = gateway(monitored, "PodMonitor"), gateway(monitored, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == "control", "where it needs no key"
     assert not gateway(ENABLED, "PodMonitor")
     allowed = policy(monitored | {"defaults": {"networkPolicy": {"monitoringNamespaces": ["monitoring"]}}})
-    [names] = allowed["ingress"][0]["from"][1]["namespaceSelector"]["matchExpressions"]
+    [names] = allowed["ingress"][1]["from"][1]["namespaceSelector"]["matchExpressions"]
     assert names["values"] == ["monitoring"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -63,13 +64,6 @@ def create_gateway(gateway: Gateway, access: WebAccess, problem: Callable[[], st
     forward = dict.fromkeys(POST_PATHS, _Endpoint(gateway.post))
     information = _Endpoint(gateway.get)
     requests = gateway.requests
-    metrics = GatewayMetricsPage(
-        gateway.directory.table,
-        gateway.totals,
-        requests.metrics,
-        lambda: len(gateway.holding),
-        lambda: len(requests.in_flight),
-    )
     routes = [
         *(Route(path, endpoint, methods=["POST"]) for path, endpoint in sorted(forward.items())),
         *(Route(path, information, methods=["GET"]) for path in sorted(INFORMATION_PATHS)),
@@ -82,7 +76,7 @@ def create_gateway(gateway: Gateway, access: WebAccess, problem: Callable[[], st
         Route("/health", health),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/ready", ready),
-        Route("/metrics", metrics.__call__, methods=["GET"]),
+        Route("/metrics", metrics_page(gateway).__call__, methods=["GET"]),
         *(Route(path, web_page) for path in WEB_PAGES),
     ]
     others = Starlette(
@@ -98,6 +92,22 @@ def create_gateway(gateway: Gateway, access: WebAccess, problem: Callable[[], st
     authenticated = (lambda inner: _KeyMiddleware(inner, gateway.tenancy)) if gateway.tenancy.needs_keys else None
     wrapped = with_middleware(app, RoutePaths(routes), requests, access, authenticated, on_loopback=on_loopback)
     return _with_targets(wrapped)
+
+
+_OPEN_PATHS: Final = OPEN_PATHS - {"/metrics"}
+"""The control port has metrics without a key: they name all tenants and their use."""
+
+
+def metrics_page(gateway: Gateway) -> GatewayMetricsPage:
+    """Endpoint of `/metrics`."""
+    requests = gateway.requests
+    return GatewayMetricsPage(
+        gateway.directory.table,
+        gateway.totals,
+        requests.metrics,
+        lambda: len(gateway.holding),
+        lambda: len(requests.in_flight),
+    )
 
 
 class _Endpoint:
@@ -123,7 +133,7 @@ class _KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
-        if scope["path"] not in OPEN_PATHS:
+        if scope["path"] not in _OPEN_PATHS:
             account = self._tenancy.account(Headers(scope=scope))
             if account is not None:
                 scope[ACCOUNT] = account

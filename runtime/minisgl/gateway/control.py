@@ -1,8 +1,8 @@
-"""The control port of a gateway: probes, and the demand for models, which the operator reads."""
+"""The control port of a gateway: probes, metrics, and the demand for models, which the operator reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +15,10 @@ from minisgl.gateway.holding import Holding
 from minisgl.wire.gateway import GATEWAY_STATUS_PATH
 
 
-def create_control(holding: Holding, problem: Callable[[], str]) -> ASGIApp:
-    """`problem` returns why the gateway is not ready; empty: it is."""
+def create_control(
+    holding: Holding, problem: Callable[[], str], metrics: Callable[[Request], Awaitable[Response]]
+) -> ASGIApp:
+    """`problem` returns why the gateway is not ready; empty: it is. `metrics`: endpoint of `/metrics`."""
 
     async def live(_: Request) -> Response:
         """Respond while the event loop runs."""
@@ -31,6 +33,5 @@ def create_control(holding: Holding, problem: Callable[[], str]) -> ASGIApp:
             await holding.wait_for_arrival(seconds)
         return json_response(holding.status())
 
-    return control_app(
-        [Route("/live", live), Route("/startup", live), Route("/ready", ready), Route(GATEWAY_STATUS_PATH, status)]
-    )
+    probes = Route("/live", live), Route("/startup", live), Route("/ready", ready)
+    return control_app([*probes, Route(GATEWAY_STATUS_PATH, status), Route("/metrics", metrics)])

@@ -20,7 +20,7 @@ from minisgl.frontend.server.http_server import HttpServer
 from minisgl.frontend.server.listeners import bind_address, bind_same_host
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.watchdog import watch
-from minisgl.gateway.app import create_gateway
+from minisgl.gateway.app import create_gateway, metrics_page
 from minisgl.gateway.backends import Backends, parse_backend
 from minisgl.gateway.cluster import ClusterModels, SecretKeys
 from minisgl.gateway.cluster_access import ClusterAccess
@@ -111,7 +111,9 @@ class GatewayServer:
         app = create_gateway(gateway, options.access, problem, on_loopback=on_loopback)
         shutdown_seconds = math.ceil(options.drain_timeout) + _ABORT_SECONDS
         api = HttpServer(app, self._listener, shutdown_seconds, requests)
-        control = HttpServer(create_control(holding, problem), self._control_listener, 1)
+        control = HttpServer(
+            create_control(holding, problem, metrics_page(gateway).__call__), self._control_listener, 1
+        )
         self._servers = [api, control]
         # What exists now stays: without it, a collection of garbage takes no noticeable time.
         gc.collect()

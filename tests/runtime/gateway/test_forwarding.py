@@ -81,7 +81,7 @@ async def test_the_report_of_used_tokens_is_asked_for_and_taken_out() -> None:
         answer = await gateway.post(CHAT, chat(stream=True))
         assert answer.body == b"data: 1\n\ndata: [DONE]\n\n"
         assert "x-minisgl-usage" not in answer.headers
-        page = (await gateway.get("/metrics")).body.decode()
+        page = await gateway.metrics()
         assert 'gateway_prompt_tokens_total{component="gateway",tenant="anyone",model="a"} 3' in page
         assert 'gateway_completion_tokens_total{component="gateway",tenant="anyone",model="a"} 9' in page
 
@@ -288,7 +288,7 @@ async def test_codes_that_a_server_invents_are_counted_together() -> None:
         await stub.start()
         assert b"invented-7" in await reader.read(), "the client gets it"
         writer.close()
-        page = (await gateway.get("/metrics")).body.decode()
+        page = await gateway.metrics()
         assert 'code="bad_response"' in page
         assert "invented-7" not in page
 

@@ -133,7 +133,7 @@ async def test_a_gateway_answers_for_itself() -> None:
         assert (await gateway.get("/nothing")).code == "not_found"
         assert b"minisgl:gateway_models" in (await gateway.get("/metrics")).body
         assert (await gateway.control("/live"))["ready"] is True
-        assert "use /live, /ready or /gateway/status" in (await gateway.control("/x"))["error"]
+        assert "use /live, /ready, /gateway/status or /metrics" in (await gateway.control("/x"))["error"]
         assert not stub.received
 
 

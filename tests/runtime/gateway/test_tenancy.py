@@ -70,7 +70,7 @@ async def test_used_tokens_count_and_requests_are_limited(keys: Path) -> None:
         idle = (await gateway.demand("a"))["idle_seconds"]
         await gateway.post(CHAT, {"model": "a"}, SEARCH)
         assert (await gateway.demand("a"))["idle_seconds"] >= idle, "a refused request does not use the model"
-        page = (await gateway.get("/metrics")).body.decode()
+        page = await gateway.metrics()
         assert 'minisgl:gateway_requests_total{component="gateway",tenant="search",model="a"} 2' in page
         assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 80' in page
 
@@ -102,6 +102,13 @@ async def _is_idle(gateway: RunningGateway) -> bool:
     return bool((await gateway.demand("a"))["idle_seconds"] > 0)
 
 
+async def test_metrics_of_tenants_need_a_key_where_clients_are(keys: Path) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        assert (await gateway.get("/metrics")).status == 401
+        assert (await gateway.get("/metrics", SEARCH)).status == 200
+        assert "minisgl:gateway_models" in await gateway.metrics()
+
+
 async def test_a_stream_that_its_client_leaves_counts_its_events(keys: Path) -> None:
     async def stream(request: Received) -> None:
         await request.begin_stream('x-minisgl-usage: {"prompt_tokens":3,"completion_tokens":0}\r\n')
@@ -110,7 +117,7 @@ async def test_a_stream_that_its_client_leaves_counts_its_events(keys: Path) -> 
 
     async with stub_frontend("a", handler=stream) as stub, gateway_of(stub, keys=str(keys)) as gateway:
         await _leave(gateway, b"data: 2\n\n")
-        page = (await gateway.get("/metrics")).body.decode()
+        page = await gateway.metrics()
         assert 'gateway_prompt_tokens_total{component="gateway",tenant="search",model="a"} 3' in page
         assert 'gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 6' in page
 
@@ -121,7 +128,7 @@ async def test_a_request_that_its_client_leaves_at_once_counts_an_estimate_of_it
         await until(lambda: stub.received)
         waiting.cancel()
         await until(lambda: _is_idle(gateway))
-        page = (await gateway.get("/metrics")).body.decode()
+        page = await gateway.metrics()
         assert 'gateway_prompt_tokens_total{component="gateway",tenant="search",model="a"} 10' in page
 
 

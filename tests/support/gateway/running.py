@@ -68,6 +68,10 @@ class RunningGateway:
     async def is_ready(self) -> bool:
         return bool((await self.control("/ready"))["ready"])
 
+    async def metrics(self) -> str:
+        """Return the page of metrics."""
+        return (await self._request(self.server.control_port, "GET", "/metrics", None, "")).body.decode()
+
     async def demand(self, name: str) -> Any:
         """Return what the gateway reports of a model to the operator; None: nothing."""
         return (await self.control("/gateway/status"))["models"].get(name)
