@@ -18,6 +18,7 @@ _GROUPS: Final = {
     "api/v1": ("persistentvolumeclaims", "pods", "serviceaccounts", "services"),
     "apis/apps/v1": ("deployments", "statefulsets"),
     "apis/batch/v1": ("jobs",),
+    "apis/discovery.k8s.io/v1": ("endpointslices",),
     "apis/events.k8s.io/v1": ("events",),
     "apis/networking.k8s.io/v1": ("networkpolicies",),
     "apis/policy/v1": ("poddisruptionbudgets",),

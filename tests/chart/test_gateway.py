@@ -55,6 +55,18 @@ def test_two_pods_that_drains_evict_one_by_one() -> None:
         assert selector.items() <= labels.items()
 
 
+def test_its_pods_prefer_different_nodes_also_where_no_node_has_a_zone() -> None:
+    """Preferred spread constraints have no effect on nodes without one of their labels."""
+    [deployment] = gateway(ENABLED, "Deployment")
+    pod = deployment["spec"]["template"]
+    assert "topologySpreadConstraints" not in pod["spec"]
+    preferred = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    terms = [each["podAffinityTerm"] for each in preferred]
+    assert [term["topologyKey"] for term in terms] == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+    for term in terms:
+        assert term["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
 def test_another_one_may_set_the_number_of_pods() -> None:
     [deployment] = gateway({"gateway": {"enabled": True, "replicas": None}}, "Deployment")
     assert "replicas" not in deployment["spec"]

@@ -33,6 +33,8 @@ _MAX_LOSSES: Final = 3
 _HEADER_SECONDS: Final = 15.0
 """Time after which a stream that waits gets its headers, so that proxies do not take it for dead."""
 _PING_SECONDS: Final = 15.0
+_MAX_ERROR_BYTES: Final = 64 << 10
+"""Bytes from which a body is no error of a frontend."""
 _EVENT_STREAM: Final = b"text/event-stream"
 _EVENT: Final = b"data: "
 _NEXT_EVENT: Final = b"\n" + _EVENT
@@ -83,7 +85,8 @@ class Forwarding:
         self._outgoing = outgoing
         self._own_headers = own_headers
         self._losses = 0
-        """Connections that ended after the request was sent, before a byte of the response."""
+        """Connections that ended after the request was sent, before a byte of the response, and refusals by frontends
+        that shut down."""
         self._filter: UsageFilter | None = None
         self._early_usage = Usage(0, 0)
         self._has_begun = False
@@ -149,8 +152,9 @@ class Forwarding:
             await self._hold(opening, holds_until)
 
     async def _begun(self, address: Address) -> Exchange:
-        """Send the request, and wait for the headers of the response. Raises UpstreamError if it may be sent again, and
-        ApiError if a response had begun or too many frontends were lost."""
+        """Send the request, and wait for the headers of the response. Raises UpstreamError if it may be sent again, as
+        after a refusal by a frontend that shuts down, and ApiError if a response had begun or too many frontends were
+        lost."""
         while True:
             exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
             # A client that leaves before it knows more has made the frontend read its prompt.
@@ -173,7 +177,15 @@ class Forwarding:
                 exchange.close()
                 raise
             else:
-                return exchange
+                if not await _is_refused(exchange):
+                    return exchange
+                self._losses += 1
+                if self._losses >= _MAX_LOSSES:
+                    return exchange
+                exchange.close()
+                if not exchange.was_reused:
+                    raise UpstreamError("it is shutting down")
+                # A Service leads new connections to other frontends.
 
     async def _hold(self, opening: StreamOpening, until: float) -> None:
         """Wait until a frontend answers. A stream gets its headers and pings meanwhile, as from frontends."""
@@ -218,6 +230,18 @@ class Forwarding:
     def _rendered(self, piece: bytes) -> bytes:
         self._events += max(piece.count(_NEXT_EVENT) + piece.startswith(_EVENT), 1)
         return piece if self._filter is None else self._filter.feed(piece)
+
+
+async def _is_refused(exchange: Exchange) -> bool:
+    """Whether the frontend shuts down, and so has not answered. Connections that it had before stay open meanwhile.
+    Raises ApiError."""
+    if exchange.status != 503:
+        return False
+    try:
+        body = await exchange.whole(_MAX_ERROR_BYTES)
+    except UpstreamError as error:
+        raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
+    return error_in(exchange.status, body).code == "shutting_down"
 
 
 async def _read(exchange: Exchange, direct: Callable[[bytes], bool] | None = None) -> AsyncIterator[bytes]:

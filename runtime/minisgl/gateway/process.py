@@ -71,9 +71,9 @@ class GatewayServer:
         return int(self._control_listener.getsockname()[1])
 
     def run(self, on_ready: Callable[[int], None] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT: the listener closes a while later, so that a cluster notices, and running
-        requests finish within the time for that. A second signal ends them immediately. `on_ready` is called with the
-        port once connections are accepted."""
+        """Serve until SIGTERM or SIGINT: the listener closes a while later, so that a cluster notices, and requests
+        that run or wait finish within the time for that. A second signal ends them immediately. `on_ready` is called
+        with the port once connections are accepted."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self.serve(on_ready))
 
@@ -177,8 +177,10 @@ class GatewayServer:
         self._loop.call_later(0 if self._backends else LEAVE_SECONDS, self._stop_listening)
 
     def _stop_listening(self) -> None:
-        self._fail_held()
         self._servers[0].should_exit = True
+        assert self._loop is not None
+        # The model of a request that waits may still start in time.
+        self._loop.call_later(self._options.drain_timeout, self._fail_held)
 
     def _fail_held(self) -> None:
         assert self._holding is not None

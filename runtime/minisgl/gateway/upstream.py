@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final, cast
 
 import httptools
@@ -68,7 +68,7 @@ class Exchange:
         """Wait for status and headers. Raises UpstreamError."""
         await asyncio.shield(self._head)
 
-    async def pieces(self, direct: Callable[[bytes], bool] | None = None) -> AsyncIterator[bytes]:
+    async def pieces(self, direct: Callable[[bytes], bool] | None = None) -> AsyncGenerator[bytes, None]:
         """Iterate over the body. `direct` is offered each piece that arrives while the reader waits, and returns
         whether it took it: such a piece is not returned. Raises UpstreamError where the response breaks off."""
         while True:
@@ -89,6 +89,18 @@ class Exchange:
                 await self._waiter
             finally:
                 self._waiter = self._direct = None
+
+    async def whole(self, limit: int) -> bytes:
+        """Return the body, or a beginning of more than `limit` bytes. It can still be read with `pieces`. Raises
+        UpstreamError."""
+        body = b""
+        async with contextlib.aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                body += piece
+                if len(body) > limit:
+                    break
+        self._pieces.insert(0, body)
+        return body
 
     def close(self) -> None:
         """End the exchange. The connection is closed, unless the response is complete."""

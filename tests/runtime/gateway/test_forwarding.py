@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,8 @@ from minisgl.gateway.forwarding import Forwarding, Outgoing
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Key, Model
 from minisgl.gateway.upstream import Client, UpstreamError
-from support.gateway.running import RunningGateway, gateway_of, parsed, until
-from support.gateway.stub_frontend import Received, stub_frontend
+from support.gateway.running import Answer, RunningGateway, gateway_of, parsed, until
+from support.gateway.stub_frontend import Received, StubFrontend, echo, stub_frontend
 
 CHAT = "/v1/chat/completions"
 POST = (
@@ -155,6 +157,45 @@ async def test_a_request_that_frontends_die_of_is_not_sent_for_ever() -> None:
         answer = await gateway.post(CHAT, chat())
         assert (answer.status, answer.code) == (502, "frontend_lost")
         assert len(stub.received) == 3
+
+
+async def refuse(request: Received) -> None:
+    """What a frontend does at the end of its time to leave, while older connections are still open."""
+    await request.answer(503, {"error": {"message": "the server is shutting down", "code": "shutting_down"}})
+
+
+async def test_a_request_that_a_leaving_frontend_refuses_goes_to_another() -> None:
+    async with stub_frontend("a", handler=refuse) as bad, stub_frontend("a") as good, gateway_of(bad, good) as gateway:
+        for _ in range(4):
+            assert (await gateway.post(CHAT, chat())).status == 200
+        assert bad.received
+        assert len(good.received) == 4
+
+
+async def test_a_request_that_the_only_frontend_refuses_waits_for_its_successor() -> None:
+    async with stub_frontend("a", handler=refuse) as stub, gateway_of(stub) as gateway:
+
+        async def refuse_last(request: Received) -> None:
+            await refuse(request)
+            stub.handler = echo
+
+        stub.handler = refuse_last
+        assert (await gateway.post(CHAT, chat())).status == 200
+        assert len(stub.received) == 2
+
+
+async def test_refusals_are_passed_on_in_the_end_as_other_errors_are_at_once() -> None:
+    async with stub_frontend("a", handler=refuse) as stub, gateway_of(stub) as gateway:
+        answer = await gateway.post(CHAT, chat())
+        assert (answer.status, answer.code) == (503, "shutting_down")
+        assert len(stub.received) == 3
+        stub.handler = lambda request: request.answer(503, {"error": {"message": "no", "code": "not_serving"}})
+        answer = await gateway.post(CHAT, chat())
+        assert (answer.status, answer.code) == (503, "not_serving")
+        assert answer.json == {"error": {"message": "no", "code": "not_serving"}}
+        stub.handler = lambda request: request.answer(503, b"x" * 300_000)
+        assert (await gateway.post(CHAT, chat())).body == b"x" * 300_000
+        assert len(stub.received) == 5
 
 
 @pytest.mark.parametrize(
@@ -330,8 +371,10 @@ async def test_a_response_that_takes_too_long_breaks_off() -> None:
         assert parsed(await gateway.raw(POST)).code == "deadline_exceeded"
 
 
-async def test_requests_that_wait_end_when_the_gateway_stops() -> None:
-    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+@contextlib.asynccontextmanager
+async def held_by_a_stopping_gateway(drain_timeout: float) -> AsyncIterator[tuple[StubFrontend, asyncio.Task[Answer]]]:
+    """The frontend, which is not there, and the request that waits for it."""
+    async with stub_frontend("a") as stub, gateway_of(stub, drain_timeout=drain_timeout) as gateway:
         await stub.stop()
         waiting = asyncio.create_task(gateway.post(CHAT, chat()))
 
@@ -340,6 +383,26 @@ async def test_requests_that_wait_end_when_the_gateway_stops() -> None:
 
         await until(is_held)
         gateway.server.stop()
+
+        async def refuses_connections() -> bool:
+            with contextlib.suppress(OSError):
+                _, writer = await gateway.connect()
+                writer.close()
+                return False
+            return True
+
+        await until(refuses_connections)
+        yield stub, waiting
+
+
+async def test_requests_that_wait_are_answered_while_the_gateway_stops() -> None:
+    async with held_by_a_stopping_gateway(60) as (stub, waiting):
+        await stub.start()
+        assert (await waiting).status == 200
+
+
+async def test_requests_that_wait_end_with_the_drain_timeout() -> None:
+    async with held_by_a_stopping_gateway(0.1) as (_, waiting):
         answer = await waiting
         assert (answer.status, answer.code) == (503, "shutting_down")
 

@@ -122,8 +122,7 @@ async def gateway_of(
             control_port=0,
             backends=tuple(stub.url for stub in stubs),
             limits=limits or GatewayLimits(),
-            drain_timeout=0.1,
-            **options,
+            **{"drain_timeout": 0.1, **options},
         )
     )
     async with running(server) as gateway:
