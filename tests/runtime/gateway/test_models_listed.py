@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -120,6 +122,13 @@ async def test_the_list_of_a_gateway_follows_its_servers() -> None:
             return await states() == {"a": "ready", "a2": "ready", "b": "starting"}
 
         await until(has_noticed)
+
+
+async def test_all_metrics_are_documented() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        given = set(re.findall(r"^# TYPE (minisgl:gateway_\S+) ", await gateway.metrics(), re.MULTILINE))
+    documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    assert given == set(re.findall(r"`(minisgl:gateway_\w+)", documented))
 
 
 async def test_a_gateway_answers_for_itself() -> None:
