@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.attention.gates_triton import delta_gates
+from minisgl.kernels.attention.gates_triton import delta_gates, since
 from minisgl.kernels.attention.prompt_chunks import CHUNK, PromptChunks
 
 _VALUES = 64
@@ -48,13 +48,6 @@ def _unit(place, mask, EPS: tl.constexpr):
     return wide * tl.rsqrt(tl.sum(wide * wide, 1) + EPS)[:, None]
 
 
-@triton.jit
-def _since(total, token):
-    """What is left of the state of each token when another one reads it."""
-    earlier = token[:, None] >= token[None, :]
-    return tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)
-
-
 # Steps differ in the number of chunks, and gates behind rows that decode in their alignment: one kernel for all.
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "decay", "step"])
 def _invert_chunks(
@@ -72,8 +65,8 @@ def _invert_chunks(
         own = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE) + (KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY
         k = _unit(own[:, None] + keys[None, :], inside[:, None] & (keys < KEY)[None, :], EPS).to(dtype)
         forget, strength = _gates(decay, step, log_decay, decay_bias, row, inside, head, decay_stride, step_stride)
-        since = _since(tl.cumsum(forget, 0), token)
-        below = tl.dot(k, tl.trans(k), input_precision=PRECISION) * since * strength[:, None]
+        kept = since(tl.cumsum(forget, 0), token)
+        below = tl.dot(k, tl.trans(k), input_precision=PRECISION) * kept * strength[:, None]
         solved = _inverse(tl.where(token[:, None] > token[None, :], below, 0.0), CHUNK, PRECISION)
         place = (row * HEADS + head)[:, None] * CHUNK + token[None, :]
         tl.store(solved_out + place, solved.to(dtype), inside[:, None])
@@ -107,7 +100,7 @@ def _solve_chunks(
         tl.store(left_out + of_head, (k * tl.exp(end - total)[:, None]).to(dtype), key_mask)
         q = _unit(of_key, key_mask, EPS) * KEY**-0.5
         tl.store(queries_out + of_head, (q * tl.exp(total)[:, None]).to(dtype), key_mask)
-        scores = tl.dot(q.to(dtype), tl.trans(k.to(dtype)), input_precision=PRECISION) * _since(total, token)
+        scores = tl.dot(q.to(dtype), tl.trans(k.to(dtype)), input_precision=PRECISION) * since(total, token)
         tl.store(scores_out + place * CHUNK + token[None, :], scores.to(dtype), inside[:, None])
         value_mask = inside[:, None] & (values < VALUE)[None, :]
         of_value = own + 2 * KEY_HEADS * KEY + head * VALUE + values[None, :]

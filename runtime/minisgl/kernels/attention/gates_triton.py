@@ -16,3 +16,10 @@ def softplus(x):
 def delta_gates(decay, step, log_decay, bias):
     """Decay, a logarithm, and step of the gated delta rule."""
     return -tl.exp(log_decay) * softplus(decay.to(tl.float32) + bias), tl.sigmoid(step.to(tl.float32))
+
+
+@triton.jit
+def since(total, token):
+    """What is left of the state of each token when another one reads it."""
+    earlier = token[:, None] >= token[None, :]
+    return tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.attention.gates_triton import softplus
+from minisgl.kernels.attention.gates_triton import since, softplus
 from minisgl.kernels.attention.prompt_chunks import CHUNK, PromptChunks
 
 _VALUES = 32
@@ -29,7 +29,6 @@ def _scan_chunks(
         keys = tl.arange(0, KEYS)
         values = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
         token = tl.arange(0, CHUNK)
-        earlier = token[:, None] >= token[None, :]
         mask = (keys < KEY)[:, None] & (values < VALUE)[None, :]
         matrix = states + head * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
         own = matrix + tl.load(slots + segment).to(tl.int64) * place_stride
@@ -50,8 +49,7 @@ def _scan_chunks(
             k = tl.load(of_group, key_mask, other=0.0)
             q = tl.load(of_group + GROUPS * KEY, key_mask, other=0.0)
             x = tl.load(input_row + head * VALUE + values[None, :], value_mask, other=0.0)
-            since = tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * since * length[None, :]
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * since(total, token) * length[None, :]
             before = (q.to(tl.float32) * tl.exp(total)[:, None]).to(dtype)
             read = direct * x.to(tl.float32)
             read = tl.dot(before, state.to(dtype), read, input_precision=PRECISION)
