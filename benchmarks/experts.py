@@ -58,7 +58,7 @@ Implementation = Callable[[torch.Tensor, torch.Tensor, DenseWeight, DenseWeight]
 
 
 def by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: DenseWeight, down: DenseWeight) -> torch.Tensor:
-    return run_experts_gemv(x, logits, gate_up.values, down.values, TOP_K, renormalize=True)
+    return run_experts_gemv(x, logits, None, gate_up.values, down.values, TOP_K, renormalize=True)
 
 
 def by_tiles(
@@ -144,7 +144,7 @@ def int4_selected(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, do
 
 def int4_by_vectors(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:
     scales = Scales(gate_up.scales, down.scales)
-    return run_experts_gemv(x, logits, gate_up.values, down.values, TOP_K, scales, renormalize=True)
+    return run_experts_gemv(x, logits, None, gate_up.values, down.values, TOP_K, scales, renormalize=True)
 
 
 def int4_by_rows(x: torch.Tensor, logits: torch.Tensor, gate_up: Int4Weight, down: Int4Weight) -> torch.Tensor:

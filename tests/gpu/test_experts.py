@@ -10,7 +10,13 @@ from minisgl.kernels.experts import gemv_gluon, skinny_gluon
 from minisgl.kernels.experts.grouped_gemm_triton import MAX_TOKENS, fits
 from minisgl.kernels.launch import dependent_launch_triton
 from minisgl.kernels.linear.dequantize_triton import dequantize_blocks
-from minisgl.layers.activation import gelu_and_mul, silu_and_mul
+from minisgl.layers.activation import (
+    FeedForwardActivation,
+    gelu_and_mul,
+    gelu_tanh_and_mul,
+    relu_squared,
+    silu_and_mul,
+)
 from minisgl.layers.norm import RMSNorm
 from minisgl.layers.norm_config import NormConfig
 from minisgl.layers.weights.dense import DenseWeight
@@ -125,6 +131,43 @@ def test_selection_and_experts_in_one_launch(sizes: Sizes, tokens: int, renormal
         x, logits, DenseWeight(gate_up), DenseWeight(down), silu_and_mul, sizes.top_k, renormalize=renormalize
     )
     check(ours, x, shares, experts, gate_up, down)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 9, 60, 300, MAX_TOKENS + 50])
+@pytest.mark.parametrize(
+    ("sizes", "activation"),
+    [
+        (Sizes(2688, 1856, 16, 6), relu_squared),
+        (FEW, relu_squared),
+        (Sizes(2816, 704, 16, 8), gelu_tanh_and_mul),
+        (QWEN3_30B._replace(experts=16), silu_and_mul),
+    ],
+    ids=["Nemotron 3 Nano", "few without gates", "Gemma 4", "SiLU"],
+)
+def test_given_experts_with_other_gates(sizes: Sizes, activation: FeedForwardActivation, tokens: int) -> None:
+    """With weights in float32, as of routers with sigmoids."""
+    x, gate_up, down = draw(sizes, tokens, torch.bfloat16)
+    if activation is relu_squared:
+        gate_up = gate_up[:, : sizes.width].contiguous()
+    experts = choices(sizes, tokens)
+    shares = 2.5 * torch.rand(experts.shape, device="cuda")
+    ours = run_experts(x, shares, experts, DenseWeight(gate_up), DenseWeight(down), activation)
+    exact, plain = (
+        by_plain_torch(dtype, x, shares, experts, gate_up, down, activation=activation)
+        for dtype in (torch.double, torch.bfloat16)
+    )
+    assert_close(ours, exact, plain)
+
+
+@pytest.mark.parametrize("weights", ["FP8", "INT4"])
+@pytest.mark.parametrize("tokens", range(1, gemv_gluon.MAX_TOKENS + 1))
+def test_given_experts_with_quantized_weights(tokens: int, weights: str) -> None:
+    x, *both = draw(QWEN3_30B._replace(experts=16), tokens, torch.bfloat16)
+    stored, dense = stored_as(weights, *both)
+    experts = choices(QWEN3_30B._replace(experts=16), tokens)
+    shares = torch.rand(experts.shape, device="cuda")
+    ours = run_experts(x, shares, experts, *stored, silu_and_mul)
+    check(ours, x, shares, experts, *dense)
 
 
 @pytest.mark.parametrize("renormalize", [False, True])

@@ -52,6 +52,10 @@ class ClampedGate:
 
 def relu_squared(x: torch.Tensor) -> torch.Tensor:
     """Without a gate: [..., n] to [..., n] (arXiv:2109.08668)."""
+    if x.is_cuda and x.dim() == 2 and x.is_contiguous():
+        from minisgl.kernels.pointwise.activation_triton import relu_squared_cuda
+
+        return relu_squared_cuda(x)
     return F.relu(x).square()
 
 

@@ -9,8 +9,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.experts.gate import GELU_TANH, SILU, Gate
-from minisgl.layers.activation import ClampedGate, FeedForwardActivation, gelu_tanh_and_mul, silu_and_mul
+from minisgl.kernels.experts.gate import GELU_TANH, RELU_SQUARED, SILU, Gate
+from minisgl.layers.activation import (
+    ClampedGate,
+    FeedForwardActivation,
+    gelu_tanh_and_mul,
+    relu_squared,
+    silu_and_mul,
+)
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.weight import Weight
 
@@ -24,7 +30,8 @@ def run_experts(
     activation: FeedForwardActivation,
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """x [T, H], weights (of x's type or float32) and experts [T, K], gate_up [E, 2 N, H], down [E, H, N] to [T, H].
+    """x [T, H], weights (of x's type or float32) and experts [T, K], gate_up [E, 2 N, H], or without gates
+    [E, N, H], and down [E, H, N] to [T, H].
 
     The order of sums is fixed on every device. On CUDA all shapes follow from T and nothing waits for the device, so
     the call can be captured in a graph, except where a GPU has no kernel for torch's grouped product.
@@ -52,6 +59,8 @@ def gate_of(activation: FeedForwardActivation) -> Gate | None:
         return Gate(activation.alpha, activation.limit)
     if activation is gelu_tanh_and_mul:
         return GELU_TANH
+    if activation is relu_squared:
+        return RELU_SQUARED
     return SILU if activation is silu_and_mul else None
 
 

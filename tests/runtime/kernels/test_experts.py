@@ -6,9 +6,14 @@ import pytest
 
 pytest.importorskip("triton")
 
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
+from minisgl.config import EngineConfig
+from minisgl.engine.start.rehearsal import rehearse
 from minisgl.hopper import SHARED_MEMORY
+from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.kernels.experts import grouped_gemm_triton, skinny_gluon
 from minisgl.kernels.experts.grouped_gemm_triton import Tiles, choose_tiles
+from minisgl.models.config import ModelConfig
 from support.kernels.compiled_kernel import compiled
 from support.kernels.interpreted_experts import CASES
 from support.kernels.interpreter import interpreted
@@ -25,11 +30,29 @@ def test_experts_match_float64(name: str, errors: dict[str, float]) -> None:
     assert errors[name] < 1e-3
 
 
+def test_experts_without_gates_are_run_by_kernels() -> None:
+    given = BUILTIN_CONFIGS["nemotron-3-nano"]
+    config = ModelConfig.parse({**given, "hybrid_override_pattern": "ME*", "num_hidden_layers": 3})
+    launches = Launches()
+    with launches.recorded(Architecture.parse("9.0a")):
+        rehearse(config, EngineConfig(model="", device="cuda", max_running=256))
+    names = {name.removeprefix("minisgl.kernels.experts.") for name, _ in launches.keys}
+    assert {
+        f"{file}.{kernel}" for file in ("gemv_gluon", "grouped_gemm_triton") for kernel in ("_gate_up", "_down")
+    } <= names
+
+
 @pytest.mark.parametrize(("architecture", "shared_memory"), [(80, 163 << 10), (89, 99 << 10), (90, SHARED_MEMORY)])
 @pytest.mark.parametrize("width", [768, 96])
 @pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
 def test_tiles_fit_into_shared_memory(pairs_per_expert: int, width: int, architecture: int, shared_memory: int) -> None:
     compile_kernels(choose_tiles(pairs_per_expert, width), width, architecture, shared_memory)
+
+
+@pytest.mark.parametrize("pairs_per_expert", [8, 16, 32, 100])
+def test_tiles_of_experts_without_gates_fit_into_shared_memory(pairs_per_expert: int) -> None:
+    tiles = choose_tiles(pairs_per_expert, 1856)
+    compile_kernels(tiles, 1856, 90, SHARED_MEMORY, hidden=2688, gated=False)
 
 
 @pytest.mark.parametrize("width", [768, 128])
@@ -97,6 +120,7 @@ def compile_kernels(
     groups: int = 0,
     hidden: int = 2048,
     limit: float = 0.0,
+    gated: bool = True,
 ) -> None:
     """`limit`: that of the activation; then there are biases."""
     common = {"WIDTH": width, "ROWS": tiles.rows, "SCALED": scaled, "GROUPS": groups, "PDL": architecture >= 90}
@@ -112,6 +136,7 @@ def compile_kernels(
                 "ALPHA": 1.702,
                 "LIMIT": limit,
                 "GELU": False,
+                "GATED": gated,
             },
         ),
         (grouped_gemm_triton._down, {"OUTPUTS": hidden, "BLOCK_N": tiles.down_outputs, "BLOCK_K": tiles.down_inputs}),

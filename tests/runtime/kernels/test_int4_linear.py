@@ -167,14 +167,15 @@ def test_the_kernel_for_groups_of_32_compiles_for_hopper() -> None:
 def test_the_kernels_for_experts_compile_for_hopper(
     hidden: int, width: int, groups: int, top_k: int, down_warps: int, mxfp4: bool
 ) -> None:
-    types = dict.fromkeys(("x", "logits", "bias", "out"), "*bf16") | {"weight": "*i32"}
+    types = dict.fromkeys(("x", "logits", "chosen", "bias", "out"), "*bf16") | {"weight": "*i32"}
     types |= {"scales": "*u8" if mxfp4 else "*i32"}
     sizes = {"HIDDEN": hidden, "WIDTH": width, "EXPERTS": 128, "BLOCK": 128, "TOP_K": top_k, "GROUPS": groups}
-    sizes |= {"BIAS": mxfp4, "PDL": True}
+    sizes |= {"BIAS": mxfp4, "CHOSEN": False, "PDL": True}
+    of_gate = {"ALPHA": 1.702, "LIMIT": 7.0 if mxfp4 else 0.0, "GELU": False, "GATED": True}
     assert gemv_gluon._down_warps(top_k * width, mxfp4) == down_warps
     for kernel, warps, more in (
-        (gemv_gluon._gate_up, gemv_gluon._WARPS, {"ALPHA": 1.702, "LIMIT": 7.0 if mxfp4 else 0.0}),
-        (gemv_gluon._down, down_warps, {"RENORMALIZE": mxfp4}),
+        (gemv_gluon._gate_up, gemv_gluon._WARPS, of_gate),
+        (gemv_gluon._down, down_warps, {"RENORMALIZE": mxfp4, "AHEAD": top_k}),
     ):
         assert compiled(kernel, types, sizes | more, options={"num_warps": warps}).asm["cubin"]
 

@@ -39,11 +39,14 @@ FP8S = "*fp8e4nv"
 STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
 SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
 EXPERTS = dict.fromkeys(
-    ("x", "weight", "scales", "bias", "out", "chosen", "shares", "logits", "weights"), HALVES
+    ("x", "weight", "scales", "bias", "out", "shares", "logits", "weights"), HALVES
 ) | dict.fromkeys(("pairs", "tokens", "width"), INT)
 FP8_EXPERTS = EXPERTS | {"weight": FP8S, "scales": FLOATS}
 CHOICE = {"EXPERTS": 128, "BLOCK": 128, "TOP_K": 8, "PDL": True}
-PLAIN = {"BIAS": False, "ALPHA": 1.0, "LIMIT": 0.0}
+PLAIN = {"BIAS": False, "ALPHA": 1.0, "LIMIT": 0.0, "GELU": False, "GATED": True}
+SELECTED = CHOICE | {"CHOSEN": False}
+"""By kernels that also run the experts."""
+ALL_AHEAD = SELECTED | {"WIDTH": 384, "HIDDEN": 2048, "AHEAD": 8, "GROUPS": 0, "BIAS": False}
 GATED_DELTA = {"HEADS": 48, "KEY": 128, "VALUE": 128, "KEYS": 128}
 MAMBA = {"GROUPS": 8, "HEADS": 64, "KEY": 128, "VALUE": 64, "KEYS": 128, "VALUES": 64}
 SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
@@ -97,8 +100,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         ),
         (
             convolution_prefill_triton._keep_inputs,
-            dict.fromkeys(("x", "inputs"), HALVES)
-            | dict.fromkeys(("x_stride", "place_stride", "channels"), INT),
+            dict.fromkeys(("x", "inputs"), HALVES) | dict.fromkeys(("x_stride", "place_stride", "channels"), INT),
             {"TAPS": 4, "BLOCK": 256},
         ),
         (
@@ -185,6 +187,11 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
             for gelu in (False, True)
         ),
+        (
+            activation_triton._relu_squared,
+            dict.fromkeys(("x", "out"), HALVES) | {"width": INT},
+            {"BLOCK": 1024, "PDL": True},
+        ),
         *(
             (
                 rotary_triton._rotate_and_store,
@@ -259,12 +266,9 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             {},
         ),
         *(
-            (kernel, EXPERTS, CHOICE | {"RENORMALIZE": renormalize} | sizes)
+            (kernel, EXPERTS, sizes | {"RENORMALIZE": renormalize})
             for renormalize in (False, True)
-            for kernel, sizes in (
-                (routing_gluon._route, {}),
-                (gemv_gluon._down, {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0, "BIAS": False}),
-            )
+            for kernel, sizes in ((routing_gluon._route, CHOICE), (gemv_gluon._down, ALL_AHEAD))
         ),
         *(
             (
@@ -274,19 +278,36 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             )
             for sigmoid, biased in ((True, True), (False, True), (False, False))
         ),
-        (gemv_gluon._gate_up, EXPERTS, CHOICE | PLAIN | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0}),
+        (gemv_gluon._gate_up, EXPERTS, SELECTED | PLAIN | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0}),
+        *(
+            (
+                gemv_gluon._gate_up,
+                EXPERTS,
+                CHOICE | PLAIN | {"CHOSEN": True, "HIDDEN": hidden, "WIDTH": rows, "GROUPS": 0, **gate},
+            )
+            # Gemma 4 26B-A4B, Nemotron 3 Nano.
+            for hidden, rows, gate in ((2816, 704, {"GELU": True}), (2688, 928, {"GATED": False}))
+        ),
+        *(
+            (
+                gemv_gluon._down,
+                EXPERTS | {"logits": scores},
+                ALL_AHEAD | {"CHOSEN": True, "HIDDEN": hidden, "WIDTH": width, "AHEAD": ahead, "RENORMALIZE": False},
+            )
+            for hidden, width, ahead, scores in ((2816, 704, 8, HALVES), (2688, 1856, 3, FLOATS))
+        ),
         *(
             (
                 gemv_gluon._down,
                 FP8_EXPERTS,
-                CHOICE | {"WIDTH": 384, "HIDDEN": 2048, "GROUPS": 0, "BIAS": False, "RENORMALIZE": renormalize},
+                ALL_AHEAD | {"RENORMALIZE": renormalize},
             )
             for renormalize in (False, True)
         ),
         (
             gemv_gluon._gate_up,
             FP8_EXPERTS,
-            CHOICE | PLAIN | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0},
+            SELECTED | PLAIN | {"HIDDEN": 2048, "WIDTH": 768, "GROUPS": 0},
         ),
         *(
             (
@@ -315,9 +336,9 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 grouped_gemm_triton._gate_up,
                 EXPERTS,
                 {"INPUTS": 2048, "WIDTH": 768, "TOP_K": 8, "ROWS": 16, "BLOCK_N": 64, "BLOCK_K": 128}
-                | {"SCALED": 0, "GROUPS": 0, "GELU": gelu, "PDL": True, **PLAIN},
+                | {"SCALED": 0, "GROUPS": 0, "PDL": True, **PLAIN, **gate},
             )
-            for gelu in (False, True)
+            for gate in ({}, {"GELU": True}, {"GATED": False})
         ),
         (
             grouped_gemm_triton._down,
@@ -328,7 +349,7 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         *(
             (
                 grouped_gemm_triton._weighted_sum,
-                EXPERTS,
+                EXPERTS | {"chosen": HALVES},
                 {"TOP_K": 8, "PLACED": placed, "BIAS": placed, "BLOCK": 1024, "PDL": True},
             )
             for placed in (False, True)

@@ -100,7 +100,7 @@ def exact_int4(weight: Int4Weight) -> torch.Tensor:
 def weights_of_experts(launches: Launches) -> set[str]:
     """Types of the weights that the kernels for very few tokens were launched with."""
     return {
-        ast.literal_eval(key[: key.index("{")])[2][0]
+        ast.literal_eval(key[: key.index("{")])[3][0]
         for name, key in launches.keys
         if name.startswith("minisgl.kernels.experts.gemv_gluon.")
     }

@@ -11,8 +11,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from minisgl.kernels.experts.gate import GELU_TANH, SILU, Gate
-from minisgl.layers.activation import ClampedGate, FeedForwardActivation, gelu_tanh_and_mul, silu_and_mul
+from minisgl.kernels.experts.gate import GELU_TANH, RELU_SQUARED, SILU, Gate
+from minisgl.layers.activation import (
+    ClampedGate,
+    FeedForwardActivation,
+    gelu_tanh_and_mul,
+    relu_squared,
+    silu_and_mul,
+)
 from minisgl.layers.weights.allocate import ExpertBiases
 from minisgl.layers.weights.mxfp4 import Mxfp4Weight
 from support.kernels.experts import Sizes, by_plain_torch, choices, draw, exact_int4, in_fp8, in_int4, in_mxfp4
@@ -32,6 +38,7 @@ class Case(NamedTuple):
     clamped: bool = False
     """The activation is gpt-oss's, and both projections have biases."""
     gelu: bool = False
+    gated: bool = True
 
 
 DEFAULT = Case(1).sizes
@@ -55,6 +62,8 @@ CASES = {
     "groups of 32, INT4": Case(9, IN_BLOCKS._replace(experts=6), int4=32),
     "biases and a clamped activation": Case(9, DEFAULT._replace(hidden=256), clamped=True),
     "GELU": Case(9, DEFAULT._replace(hidden=256), gelu=True),
+    "no gate": Case(9, DEFAULT._replace(width=192, hidden=256), gated=False),
+    "no gate, tiles of 64 tokens": Case(90, DEFAULT._replace(experts=8), crowded=True, gated=False),
     "one token, MXFP4": Case(1, HALF_PIECES, mxfp4=True, clamped=True),
     "more tokens of an expert than a tile has, MXFP4": Case(40, HALF_PIECES, crowded=True, mxfp4=True, clamped=True),
     "tiles of 32 tokens, MXFP4": Case(40, IN_BLOCKS._replace(experts=6), mxfp4=True),
@@ -74,6 +83,8 @@ def error(case: Case) -> float:
     activation: FeedForwardActivation = silu_and_mul
     if case.gelu:
         gate, activation = GELU_TANH, gelu_tanh_and_mul
+    if not case.gated:
+        gate, activation, gate_up = RELU_SQUARED, relu_squared, gate_up[:, : case.sizes.width].contiguous()
     if case.clamped:
         activation = ClampedGate(alpha=1.7, limit=0.8)
         gate = Gate(1.7, 0.8)

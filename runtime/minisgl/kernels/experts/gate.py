@@ -13,8 +13,11 @@ class Gate(NamedTuple):
     limit: float = 0.0
     """0: nothing is limited or added."""
     gelu: bool = False
-    """GELU, by tanh, of the gate in place of gate · sigmoid(alpha · gate). Only tiles have it."""
+    """GELU, by tanh, of the gate in place of gate · sigmoid(alpha · gate)."""
+    gated: bool = True
+    """False: the first product has no gate; its values become relu(up)²."""
 
 
 SILU: Final = Gate()
 GELU_TANH: Final = Gate(gelu=True)
+RELU_SQUARED: Final = Gate(gated=False)

@@ -32,7 +32,7 @@ def _gate_rows(
 def gate_rows(product: torch.Tensor, experts: torch.Tensor, bias: torch.Tensor, gate: Gate) -> torch.Tensor:
     """`product` [P, 2 N] of the experts of rows [P], and `bias` [E, 2 N], to the gated [P, N]; all are contiguous."""
     rows, width = len(product), product.shape[1] // 2
-    assert product.is_contiguous() and experts.is_contiguous()
+    assert gate.gated and product.is_contiguous() and experts.is_contiguous()
     out = torch.empty((rows, width), dtype=product.dtype, device=product.device)
     if rows:
         _gate_rows[(rows, triton.cdiv(width, 1024))](

@@ -1,9 +1,10 @@
 """Selection of experts and their feed-forward for very few tokens on CUDA, in two launches, with all loads in flight at
 once. Weights are dense, or in FP8 blocks of 128 × 128, or have 4 bits: INT4 or MXFP4. Tokens stay in 16 bits.
 
-Each warp selects the experts itself. Dense and FP8 weights become float32 in registers: a warp multiplies one row of an
-expert with one token (GEMV), and warps exchange nothing. Weights of 4 bits are multiplied on the tensor cores, as in
-`int4_gemv_gluon`, 16 rows of W at a time. Only with these there may be biases, and another activation than SiLU.
+Each warp selects the experts itself, or they are given. Dense and FP8 weights become float32 in registers: a warp
+multiplies one row of an expert with one token (GEMV), and warps exchange nothing. Weights of 4 bits are multiplied on
+the tensor cores, as in `int4_gemv_gluon`, 16 rows of W at a time. Only with these there may be biases. FP8 weights have
+SiLU alone.
 
 It is written in Gluon, Triton's lower level, because a layout there states which thread holds which values: each lane
 loads its own share of x.
@@ -41,7 +42,7 @@ _INT4_DOWN_WARPS = (8, 16)
 """As few as have at most `_MAX_TURNS` turns."""
 _BLOCK = gl.constexpr(BLOCK)
 _MAX_TILES = 24
-"""Most tiles of an output's weights that a warp loads before it multiplies, in 4 registers of each lane."""
+"""Most tiles of an output's weights that a warp has loaded and not yet multiplied, in 4 registers of each lane."""
 _MAX_TURNS = 8
 """The same of INT4: steps of 128 inputs, in 8 registers of each lane."""
 _MAX_HIDDEN = 4096
@@ -206,13 +207,34 @@ def _gate_up_int4(
 
 
 @gluon.jit
+def _activated(gate, up, dtype: gl.constexpr, GELU: gl.constexpr):
+    """SiLU(gate) * up, or GELU by tanh, rounded where separate operations would round."""
+    gate = gate.to(dtype).to(gl.float32)
+    if GELU:
+        # 1 + tanh(y) is 2 sigmoid(2 y); the factor is 2 (2 / pi)^0.5.
+        inner = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    else:
+        inner = gate
+    active = (gate / (1.0 + gl.exp(-inner))).to(dtype).to(gl.float32)
+    return (active * up.to(dtype).to(gl.float32)).to(dtype)
+
+
+@gluon.jit
+def _relu_squared(up, dtype: gl.constexpr):
+    up = gl.maximum(up.to(dtype).to(gl.float32), 0.0)
+    return (up * up).to(dtype)
+
+
+@gluon.jit
 def _gate_up(
-    x, logits, weight, scales, bias, out,
+    x, logits, chosen, weight, scales, bias, out,
     HIDDEN: gl.constexpr, WIDTH: gl.constexpr, EXPERTS: gl.constexpr, BLOCK: gl.constexpr, TOP_K: gl.constexpr,
-    GROUPS: gl.constexpr, BIAS: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr, PDL: gl.constexpr,
+    CHOSEN: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr,
+    GELU: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Each warp: one output of one pair (a token and one of its experts). With weights of 4 bits each program: 8
-    outputs. GROUPS: groups of inputs in 128 of INT4 weights, 1 of MXFP4, whose scales are bytes; 0 for others."""
+    outputs. CHOSEN: the experts are given, and `logits` is not read. GROUPS: groups of inputs in 128 of INT4 weights, 1
+    of MXFP4, whose scales are bytes; 0 for others. Without GATED a warp computes outputs n and n + WIDTH of 2 WIDTH."""
     WARPS: gl.constexpr = gl.num_warps()
     FP4: gl.constexpr = scales.dtype.element_ty.primitive_bitwidth == 8
     if FP4:
@@ -237,10 +259,13 @@ def _gate_up(
     wait_for_previous(PDL)
     # Not earlier: the next kernel reads the logits before it waits.
     start_next(PDL)
-    keys = _selection_keys(logits, token, EXPERTS, BLOCK)
-    for _ in range(pair % TOP_K):
-        keys = gl.where(keys == gl.max(keys, 0), NO_EXPERT, keys)
-    expert = expert_of(gl.max(keys, 0)).to(gl.int64)
+    if CHOSEN:
+        expert = gl.load(chosen + pair, cache_modifier=".cg").to(gl.int64)
+    else:
+        keys = _selection_keys(logits, token, EXPERTS, BLOCK)
+        for _ in range(pair % TOP_K):
+            keys = gl.where(keys == gl.max(keys, 0), NO_EXPERT, keys)
+        expert = expert_of(gl.max(keys, 0)).to(gl.int64)
     row = x + token * HIDDEN
     if GROUPS:
         _gate_up_int4(
@@ -263,10 +288,13 @@ def _gate_up(
         for i in gl.static_range(len(gates)):
             gate = _add_tile(gate, gates[i], parts[i], gate_scales[i], 1.0, FP8)
             up = _add_tile(up, ups[i], parts[i], up_scales[i], 1.0, FP8)
-        # Rounded where separate operations would round.
-        gated = _over_inputs(gate, FP8).to(dtype).to(gl.float32)
-        active = (gated / (1.0 + gl.exp(-gated))).to(dtype).to(gl.float32)
-        gl.store(out + pair * WIDTH + n, (active * _over_inputs(up, FP8).to(dtype).to(gl.float32)).to(dtype))
+        gate = _over_inputs(gate, FP8)
+        up = _over_inputs(up, FP8)
+        if GATED:
+            gl.store(out + pair * WIDTH + n, _activated(gate, up, dtype, GELU))
+        else:
+            gl.store(out + pair * (2 * WIDTH) + n, _relu_squared(gate, dtype))
+            gl.store(out + pair * (2 * WIDTH) + WIDTH + n, _relu_squared(up, dtype))
 
 
 @gluon.jit
@@ -333,12 +361,32 @@ def _load_choices(
 
 
 @gluon.jit
-def _down(
-    x, logits, weight, scales, bias, out,
-    WIDTH: gl.constexpr, HIDDEN: gl.constexpr, EXPERTS: gl.constexpr, BLOCK: gl.constexpr, TOP_K: gl.constexpr,
-    RENORMALIZE: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
+def _tiles_of(
+    weight, scales, expert, n, place, lane, WIDTH: gl.constexpr, HIDDEN: gl.constexpr, FP8: gl.constexpr
 ):  # fmt: skip
-    """Each warp: one output of one token, over all of its experts. With weights of 4 bits each program: 16 outputs."""
+    """Load an expert's rows `n` of W, and their scales."""
+    expert = expert.to(gl.int64)
+    block = expert * (HIDDEN // _BLOCK) + gl.program_id(0) * gl.num_warps() // _BLOCK
+    tiles = _tiles(weight + expert * (HIDDEN * WIDTH), n, place, WIDTH, FP8)
+    return tiles, _scales(scales + block * (WIDTH // _BLOCK), lane, WIDTH, FP8)
+
+
+@gluon.jit
+def _share_of(share, whole, dtype: gl.constexpr, CHOSEN: gl.constexpr):
+    """Weight of an expert, rounded where `route` rounds."""
+    return share if CHOSEN else (share / whole).to(dtype).to(gl.float32)
+
+
+@gluon.jit
+def _down(
+    x, logits, chosen, weight, scales, bias, out,
+    WIDTH: gl.constexpr, HIDDEN: gl.constexpr, EXPERTS: gl.constexpr, BLOCK: gl.constexpr, TOP_K: gl.constexpr,
+    AHEAD: gl.constexpr, CHOSEN: gl.constexpr, RENORMALIZE: gl.constexpr, GROUPS: gl.constexpr, BIAS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Each warp: one output of one token, over all of its experts. With weights of 4 bits each program: 16 outputs.
+    CHOSEN: the experts are given, and `logits` has their weights. AHEAD: experts whose weights are loaded before the
+    first product; those of 4 bits are all loaded then."""
     WARPS: gl.constexpr = gl.num_warps()
     FP4: gl.constexpr = scales.dtype.element_ty.primitive_bitwidth == 8
     if FP4:
@@ -349,28 +397,34 @@ def _down(
     token = gl.program_id(1)
     if not GROUPS:
         n, place, lane = _places(FP8)
-    keys = _selection_keys(logits, token, EXPERTS, BLOCK)
-    highest = logit_of(gl.max(keys, 0), dtype)
     whole = 0.0
-    if not RENORMALIZE:
-        whole = gl.sum(gl.where(keys == NO_EXPERT, 0.0, gl.exp(logit_of(keys, dtype) - highest)), 0)
+    if not CHOSEN:
+        keys = _selection_keys(logits, token, EXPERTS, BLOCK)
+        highest = logit_of(gl.max(keys, 0), dtype)
+        if not RENORMALIZE:
+            whole = gl.sum(gl.where(keys == NO_EXPERT, 0.0, gl.exp(logit_of(keys, dtype) - highest)), 0)
     experts = ()
     tiles = ()
     factors = ()
     shares = ()
-    for _ in gl.static_range(TOP_K):
-        best = gl.max(keys, 0)
-        keys = gl.where(keys == best, NO_EXPERT, keys)
-        experts = experts + (expert_of(best),)
-        if not GROUPS:
-            expert = expert_of(best).to(gl.int64)
-            block = expert * (HIDDEN // _BLOCK) + gl.program_id(0) * WARPS // _BLOCK
-            tiles = tiles + (_tiles(weight + expert * (HIDDEN * WIDTH), n, place, WIDTH, FP8),)
-            factors = factors + (_scales(scales + block * (WIDTH // _BLOCK), lane, WIDTH, FP8),)
-        share = gl.exp(logit_of(best, dtype) - highest)
+    for choice in gl.static_range(TOP_K):
+        # The kernel of gate and up began when these were there.
+        if CHOSEN:
+            expert = gl.load(chosen + token * TOP_K + choice, cache_modifier=".cg").to(gl.int32)
+            share = gl.load(logits + token * TOP_K + choice, cache_modifier=".cg").to(gl.float32)
+        else:
+            best = gl.max(keys, 0)
+            keys = gl.where(keys == best, NO_EXPERT, keys)
+            expert = expert_of(best)
+            share = gl.exp(logit_of(best, dtype) - highest)
+            if RENORMALIZE:
+                whole += share
+        experts = experts + (expert,)
         shares = shares + (share,)
-        if RENORMALIZE:
-            whole += share
+        if not GROUPS and choice < AHEAD:
+            tile, factor = _tiles_of(weight, scales, expert, n, place, lane, WIDTH, HIDDEN, FP8)
+            tiles = tiles + (tile,)
+            factors = factors + (factor,)
     if GROUPS:
         TURNS: gl.constexpr = (TOP_K * ((WIDTH + 127) // 128) + WARPS - 1) // WARPS
         tiles, factors, parts = _load_choices(weight, scales, experts, shares, WIDTH, HIDDEN, TOP_K, GROUPS)
@@ -383,25 +437,31 @@ def _down(
         _store_choices(ring, x + token * (TOP_K * WIDTH), WIDTH, TOP_K, TURNS, WARPS)
         total = gl.zeros([GROUPS * WARPS, 16, 8], gl.float32, layout=mma_layout(WARPS))
         for i in gl.static_range(TURNS):
-            share = (parts[i] / whole).to(dtype).to(gl.float32)[:, None]
+            share = _share_of(parts[i], whole, dtype, CHOSEN)[:, None]
             part = row_of_step(ring.index(i), WARPS, GROUPS, 8)
             total = add_product(total, tiles[i], factors[i], share, part, WARPS, GROUPS, 8, FP4)
         value = gl.sum(total, 0)
         if BIAS:
             output = gl.program_id(0) * 16 + gl.arange(0, 16, layout=gl.SliceLayout(1, value.type.layout))
             for choice in gl.static_range(TOP_K):
-                share = (shares[choice] / whole).to(dtype).to(gl.float32)
+                share = _share_of(shares[choice], whole, dtype, CHOSEN)
                 of_expert = gl.load(bias + (experts[choice] * HIDDEN + output)).to(gl.float32)
                 value += gl.expand_dims(of_expert * share, 1)
         _store_int4(out + token * HIDDEN, value, gl.program_id(0) * 16, 16)
     else:
         total = 0.0
         for choice in gl.static_range(TOP_K):
-            share = (shares[choice] / whole).to(dtype).to(gl.float32)
+            share = _share_of(shares[choice], whole, dtype, CHOSEN)
             row = x + (token * TOP_K + choice) * WIDTH
             for i in gl.static_range(len(tiles[choice])):
                 part = _part(row, place, i * TILE, WIDTH, FP8)
                 total = _add_tile(total, tiles[choice][i], part, factors[choice][i], share, FP8)
+            if choice + AHEAD < TOP_K:
+                tile, factor = _tiles_of(
+                    weight, scales, experts[choice + AHEAD], n, place, lane, WIDTH, HIDDEN, FP8
+                )  # fmt: skip
+                tiles = tiles + (tile,)
+                factors = factors + (factor,)
         gl.store(out + token * HIDDEN + n, _over_inputs(total, FP8).to(dtype))
 
 
@@ -412,7 +472,7 @@ def fits(x: torch.Tensor, down: torch.Tensor, top_k: int, *, padded: bool = Fals
     if down.dtype == torch.int32:
         enough = triton.cdiv(hidden, _WARPS * INPUTS) <= _MAX_TURNS and _down_warps(top_k * width, padded) is not None
     else:
-        enough = hidden <= _MAX_HIDDEN and top_k * triton.cdiv(width, _TILE_INPUTS) <= _MAX_TILES
+        enough = hidden <= _MAX_HIDDEN and triton.cdiv(width, _TILE_INPUTS) <= _MAX_TILES
     dense = down.dtype == x.dtype
     multiple = 32 if dense else OUTPUTS if padded else BLOCK
     return (
@@ -426,6 +486,13 @@ def fits(x: torch.Tensor, down: torch.Tensor, top_k: int, *, padded: bool = Fals
     )
 
 
+def supports(down: torch.Tensor, gate: Gate, biases: tuple[torch.Tensor, torch.Tensor] | None) -> bool:
+    """Whether experts with weights of this type may have this gate and `biases`."""
+    if down.dtype == torch.int32:
+        return gate.gated and not gate.gelu
+    return biases is None and (gate == SILU if down.dtype == torch.float8_e4m3fn else gate.limit == 0)
+
+
 def _down_warps(inputs: int, padded: bool) -> int | None:
     """Warps that share these inputs of all experts of a token; None: they are too many."""
     counts = _INT4_DOWN_WARPS if padded else _INT4_DOWN_WARPS[:1]
@@ -434,7 +501,8 @@ def _down_warps(inputs: int, padded: bool) -> int | None:
 
 def run_experts_gemv(
     x: torch.Tensor,
-    logits: torch.Tensor,
+    scores: torch.Tensor,
+    experts: torch.Tensor | None,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     top_k: int,
@@ -442,15 +510,16 @@ def run_experts_gemv(
     gate: Gate = SILU,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     *,
-    renormalize: bool,
+    renormalize: bool = False,
 ) -> torch.Tensor:
-    """Compute `route` and `run_experts` for supported shapes; sums are in float32. `gate_up`, `down`, `scales` and
-    `biases` as in `grouped_gemm_triton.run_experts_cuda`. Only experts of 4 bits have biases or another `gate`."""
+    """Compute `run_experts` for supported shapes; sums are in float32. `experts` [T, K], contiguous, and `scores` their
+    weights [T, K]; without `experts` also `route`, where `scores` are logits [T, E] in 16 bits. `gate_up`, `down`,
+    `scales` and `biases` as in `grouped_gemm_triton.run_experts_cuda`."""
     (tokens, hidden), num_experts, width = x.shape, len(down), width_of(down)
-    assert down.dtype == torch.int32 or (gate == SILU and biases is None)
+    assert supports(down, gate, biases)
     gate_up_groups = down_groups = 0
     gate_up_outputs = down_outputs = down_warps = _WARPS
-    gate_up_registers: int | None = 96 if hidden <= 2048 or scales is not None else None
+    gate_up_registers: int | None = 96 if hidden <= 2048 or scales is not None else 128 if hidden <= 3072 else None
     down_registers: int | None = 128
     if scales is not None and down.dtype == torch.int32:
         gate_up_outputs, down_outputs, gate_up_registers, down_registers = 8, 16, None, None
@@ -461,19 +530,23 @@ def run_experts_gemv(
             width = gate_up.shape[1] * OUTPUTS // 2
         else:
             gate_up_groups, down_groups = groups_in_piece(gate_up, scales.gate_up), groups_in_piece(down, scales.down)
-    sizes = {"WIDTH": width, "HIDDEN": hidden, "EXPERTS": num_experts, "BLOCK": block_of(num_experts), "TOP_K": top_k}
+    sizes = {"HIDDEN": hidden, "EXPERTS": num_experts, "BLOCK": block_of(num_experts), "TOP_K": top_k}
+    sizes |= {"CHOSEN": experts is not None, "BIAS": biases is not None}
+    chosen = scores if experts is None else experts
     first_bias, second_bias = (x, x) if biases is None else biases
     launch = dependent_launch(x.device)
     inner = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
-    _gate_up[(width // gate_up_outputs, tokens * top_k)](
-        x, logits, gate_up, gate_up if scales is None else scales.gate_up, first_bias, inner, **sizes,
-        GROUPS=gate_up_groups, BIAS=biases is not None, ALPHA=gate.alpha, LIMIT=gate.limit, num_warps=_WARPS,
-        maxnreg=gate_up_registers, **launch,
+    # Without gates a warp has two rows of W, too.
+    rows = width if gate.gated else width // 2
+    _gate_up[(rows // gate_up_outputs, tokens * top_k)](
+        x, scores, chosen, gate_up, gate_up if scales is None else scales.gate_up, first_bias, inner, **sizes,
+        WIDTH=rows, GROUPS=gate_up_groups, ALPHA=gate.alpha, LIMIT=gate.limit, GELU=gate.gelu, GATED=gate.gated,
+        num_warps=_WARPS, maxnreg=gate_up_registers, **launch,
     )  # fmt: skip
     out = torch.empty_like(x)
     _down[(hidden // down_outputs, tokens)](
-        inner, logits, down, down if scales is None else scales.down, second_bias, out, **sizes,
-        RENORMALIZE=renormalize, GROUPS=down_groups, BIAS=biases is not None, num_warps=down_warps,
-        maxnreg=down_registers, **launch,
+        inner, scores, chosen, down, down if scales is None else scales.down, second_bias, out, **sizes, WIDTH=width,
+        AHEAD=min(_MAX_TILES // triton.cdiv(width, _TILE_INPUTS), top_k), RENORMALIZE=renormalize, GROUPS=down_groups,
+        num_warps=down_warps, maxnreg=down_registers, **launch,
     )  # fmt: skip
     return out

@@ -22,7 +22,7 @@ from minisgl.kernels.linear.fp4_packed import BLOCK as FP4_BLOCK
 from minisgl.kernels.linear.int4_packed import INPUTS as INT4_INPUTS
 from minisgl.kernels.linear.int4_packed import OUTPUTS as INT4_OUTPUTS
 from minisgl.kernels.linear.int4_packed import WORD, groups_in_piece
-from minisgl.kernels.pointwise.activation_triton import gelu_tanh_times_up, silu_times_up
+from minisgl.kernels.pointwise.activation_triton import gelu_tanh_times_up, relu_squared, silu_times_up
 from minisgl.kernels.pointwise.fp8_rows import BLOCK as FP8_BLOCK
 
 MAX_TOKENS = 2048
@@ -118,14 +118,16 @@ def _gate_up(
     x, pairs_of, counts, weight, scales, bias, out, tokens, INPUTS: tl.constexpr, WIDTH: tl.constexpr,
     TOP_K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SCALED: tl.constexpr,
     GROUPS: tl.constexpr, BIAS: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, GELU: tl.constexpr,
-    PDL: tl.constexpr,
+    GATED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each program: BLOCK_N outputs of one expert, for ROWS of its tokens at a time. SCALED: inputs and outputs of FP8
-    weights that share a scale; 0 for others. GROUPS: groups of inputs in a piece of weights of 4 bits; 0 for others."""
+    weights that share a scale; 0 for others. GROUPS: groups of inputs in a piece of weights of 4 bits; 0 for others.
+    Without GATED `weight` has WIDTH rows in 16 bits, and there is no bias."""
+    PRODUCTS: tl.constexpr = 2 if GATED else 1
     expert = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    gate = weight + expert.to(tl.int64) * (2 * WIDTH * INPUTS) + n[:, None] * INPUTS + k[None, :]
+    gate = weight + expert.to(tl.int64) * (PRODUCTS * WIDTH * INPUTS) + n[:, None] * INPUTS + k[None, :]
     up = gate + WIDTH * INPUTS
     gate_scales = scales
     up_scales = scales
@@ -147,10 +149,14 @@ def _gate_up(
         for start in range(0, INPUTS, BLOCK_K):
             part = _inputs(rows, there, k, start, INPUTS, BLOCK_K)
             gates = _add_product(gates, weight, gate, part, gate_scales, start, SCALED, GROUPS)
-            ups = _add_product(ups, weight, up, part, up_scales, start, SCALED, GROUPS)
+            if GATED:
+                ups = _add_product(ups, weight, up, part, up_scales, start, SCALED, GROUPS)
         gates = _add_bias(gates, bias + expert * (2 * WIDTH), n, BIAS)
         ups = _add_bias(ups, bias + expert * (2 * WIDTH) + WIDTH, n, BIAS)
-        value = activated(gates, ups, out.dtype.element_ty, ALPHA, LIMIT, GELU)
+        if GATED:
+            value = activated(gates, ups, out.dtype.element_ty, ALPHA, LIMIT, GELU)
+        else:
+            value = relu_squared(gates, out.dtype.element_ty)
         tl.store(out + pair[None, :] * WIDTH + n[:, None], value, there[None, :])
 
 
@@ -273,7 +279,7 @@ def run_experts_cuda(
     """Compute `run_experts` for supported shapes. `weights` and `experts` are contiguous; sums are in float32.
     `scales`: those of experts in FP8, or in INT4 or MXFP4, whose `gate_up` and `down` are the words of `int4_packed`
     or `fp4_packed`, [E, 2 N / 64, hidden * 8] and [E, hidden / 64, N * 8], where hidden and N are padded to multiples
-    of 128. `biases` [E, 2 N] and [E, hidden]."""
+    of 128. `biases` [E, 2 N] and [E, hidden]. Where `gate` has no gate, `gate_up` is [E, N, hidden], in 16 bits."""
     tiles = choose_tiles(experts.numel() / len(down), width_of(down), quantized=scales is not None)
     return weighted_sum(run_chosen(x, experts, gate_up, down, tiles, scales, gate, biases), weights)
 
@@ -316,6 +322,7 @@ def run_chosen(
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Outputs of the pairs, [T * K, hidden]."""
+    assert gate.gated or (scales is None and biases is None)
     # A product is scaled as a whole.
     assert scales is None or (tiles.gate_up_inputs <= FP8_BLOCK and tiles.down_inputs <= FP8_BLOCK)
     tokens, hidden = x.shape
@@ -340,7 +347,7 @@ def run_chosen(
         x, pairs_of, counts, gate_up, gate_up if scales is None else scales.gate_up, first_bias, inner, tokens,
         INPUTS=hidden, WIDTH=width, TOP_K=top_k, ROWS=tiles.rows, BLOCK_N=tiles.gate_up_outputs,
         BLOCK_K=tiles.gate_up_inputs, SCALED=scaled, GROUPS=gate_up_groups, BIAS=biases is not None, ALPHA=gate.alpha,
-        LIMIT=gate.limit, GELU=gate.gelu, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
+        LIMIT=gate.limit, GELU=gate.gelu, GATED=gate.gated, num_warps=tiles.warps, num_stages=tiles.stages, **launch,
     )  # fmt: skip
     outer = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     _down[(hidden // tiles.down_outputs, num_experts)](

@@ -1,4 +1,4 @@
-"""SiLU(gate) * up and GELU(gate) * up on CUDA, in one pass."""
+"""SiLU(gate) * up, GELU(gate) * up and relu(up)² on CUDA, in one pass."""
 
 import torch
 import triton
@@ -24,6 +24,13 @@ def gelu_tanh_times_up(gate, up, dtype: tl.constexpr):
 
 
 @triton.jit
+def relu_squared(up, dtype: tl.constexpr):
+    """relu(up)², rounded to `dtype` where separate operations would round."""
+    wide = tl.maximum(up.to(dtype).to(tl.float32), 0.0)
+    return (wide * wide).to(dtype)
+
+
+@triton.jit
 def _silu_and_mul(gate_up, out, width, BLOCK: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr):
     start_next(PDL)
     wait_for_previous(PDL)
@@ -44,5 +51,27 @@ def silu_and_mul_cuda(gate_up: torch.Tensor, *, gelu: bool = False) -> torch.Ten
     if count:
         _silu_and_mul[(count, triton.cdiv(width, 1024))](
             gate_up, out, width, BLOCK=1024, GELU=gelu, num_warps=4, **dependent_launch(gate_up.device)
+        )
+    return out
+
+
+@triton.jit
+def _relu_squared(x, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    start_next(PDL)
+    wait_for_previous(PDL)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0).to(tl.int64) * width + columns
+    value = tl.load(x + at, columns < width)
+    tl.store(out + at, relu_squared(value, value.dtype), columns < width)
+
+
+def relu_squared_cuda(x: torch.Tensor) -> torch.Tensor:
+    """[T, n], contiguous, to [T, n]."""
+    assert x.is_contiguous()
+    count, width = x.shape
+    out = torch.empty_like(x)
+    if count:
+        _relu_squared[(count, triton.cdiv(width, 1024))](
+            x, out, width, BLOCK=1024, num_warps=4, **dependent_launch(x.device)
         )
     return out
