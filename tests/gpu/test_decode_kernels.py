@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,7 +14,9 @@ from minisgl.kernels.linear.dense_skinny_triton import normed_linear, skinny_lin
 from minisgl.kernels.pointwise.norm import add_rms_norm
 from support.kernels.decode_kernels import (
     CASES,
+    check_linear,
     check_normed_linear,
+    check_relu_squared,
     check_rotate_and_store,
     check_rotated_split_decode,
     check_split_decode,
@@ -53,6 +57,19 @@ def test_normed_linear(
     check_normed_linear(
         CUDA, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual, dtype=dtype, with_bias=with_bias
     )
+
+
+def test_routers_in_float32() -> None:
+    common: dict[str, Any] = {"inputs": 2688, "outputs": 128, "dtype": torch.bfloat16, "weight_dtype": torch.float32}
+    for rows in (1, 2, 8):
+        check_linear(CUDA, rows=rows, **common)
+    check_normed_linear(CUDA, gated=False, with_residual=True, **common)
+
+
+@pytest.mark.parametrize("width", [8, 1000, 1856, 3712])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_square_of_relu(dtype: torch.dtype, width: int) -> None:
+    check_relu_squared(CUDA, width=width, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

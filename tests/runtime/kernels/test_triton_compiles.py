@@ -223,6 +223,14 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 (4864, 4, False, True, False),
             )
         ),
+        (
+            dense_skinny_triton._vector,
+            dict.fromkeys(("x", "residual", "gain", "stream", "kept"), HALVES)
+            | dict.fromkeys(("weight", "bias", "out"), FLOATS)
+            | {"outputs": INT, "rows": INT, "eps": FLOAT},
+            {"INPUTS": 2688, "ROWS": 1, "BLOCK_N": 1, "BLOCK_K": 1024, "BIAS": False, "GATED": False, "PDL": True}
+            | dict.fromkeys(("NORM", "ADD", "KEEP", "ROUND_LAST"), True),
+        ),
         *(
             (
                 split_kv_decode_triton._part,

@@ -26,6 +26,7 @@ from minisgl.kernels.attention.stored_kv import FP8, KVScales, as_stored
 from minisgl.kernels.experts import gate_rows_triton, grouped_gemm_triton
 from minisgl.kernels.experts.gate import Gate
 from minisgl.kernels.linear import dense_skinny_triton
+from minisgl.kernels.pointwise.activation_triton import relu_squared_cuda
 from minisgl.kernels.pointwise.norm import rms_norm
 from minisgl.kernels.pointwise.output_gate_triton import add_gated_cuda, open_heads_cuda
 from minisgl.layers.activation import ClampedGate
@@ -139,16 +140,29 @@ def _normed(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
 
 
 def check_linear(
-    device: torch.device, *, rows: int, inputs: int, outputs: int, dtype: torch.dtype, with_bias: bool = False
+    device: torch.device,
+    *,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype | None = None,
+    with_bias: bool = False,
 ) -> None:
     x = draw(rows, inputs, dtype=dtype, device=device)
-    weight = draw(outputs, inputs, dtype=dtype, device=device, scale=inputs**-0.5)
+    weight = draw(outputs, inputs, dtype=weight_dtype or dtype, device=device, scale=inputs**-0.5)
     bias = draw(outputs, dtype=dtype, device=device, scale=3.0) if with_bias else None
     assert dense_skinny_triton.fits(x, weight)
     with poisoned_outputs():
         ours = dense_skinny_triton.skinny_linear(x, weight, bias)
     exact = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
-    assert_close(ours, exact, F.linear(x, weight, bias))
+    assert ours.dtype == weight.dtype
+    assert_close(ours, exact, F.linear(x.to(weight.dtype), weight, bias))
+
+
+def check_relu_squared(device: torch.device, *, width: int, dtype: torch.dtype) -> None:
+    x = draw(3, width, dtype=dtype, device=device, scale=4.0)
+    assert torch.equal(relu_squared_cuda(x), F.relu(x).square())
 
 
 def check_normed_linear(
@@ -159,21 +173,23 @@ def check_normed_linear(
     gated: bool,
     with_residual: bool,
     dtype: torch.dtype,
+    weight_dtype: torch.dtype | None = None,
     with_bias: bool = False,
     round_last: bool = False,
 ) -> None:
     x = draw(1, inputs, dtype=dtype, device=device, scale=2.0)
     residual = draw(1, inputs + 1, dtype=dtype, device=device, scale=5.0)[:, 1:].contiguous()
     gain = 1 + draw(inputs, dtype=dtype, device=device, scale=0.2)
-    weight = draw(outputs * (1 + gated), inputs, dtype=dtype, device=device, scale=inputs**-0.5)
+    weight = draw(outputs * (1 + gated), inputs, dtype=weight_dtype or dtype, device=device, scale=inputs**-0.5)
     # Small enough that no single output dominates the error.
     bias = draw(len(weight), dtype=dtype, device=device, scale=0.5) if with_bias else None
     stream = x + residual if with_residual else x
     before = x.clone(), residual.clone()
 
-    exact = _normed(stream.double(), gain) @ weight.double().T + (0.0 if bias is None else bias.double())
     plain_norm = rms_norm(stream, gain, 1e-6, round_last=round_last)
-    plain = F.linear(plain_norm, weight, bias)
+    exact_norm = _normed(stream.double(), gain)
+    exact = exact_norm @ weight.double().T + (0.0 if bias is None else bias.double())
+    plain = F.linear(plain_norm.to(weight.dtype), weight, bias)
     if gated:
         exact, plain = (F.silu(both[:, :outputs]) * both[:, outputs:] for both in (exact, plain))
     assert dense_skinny_triton.fits(x, weight, normed=True)
@@ -195,7 +211,7 @@ def check_normed_linear(
         )
     assert_close(ours, exact, plain)
     assert torch.equal(again, ours)
-    assert_close(normed, _normed(stream.double(), gain), plain_norm)
+    assert_close(normed, exact_norm, plain_norm)
     assert torch.equal(our_stream, stream), "the residual stream is not the sum"
     # Other programs may still read them.
     assert torch.equal(x, before[0]) and torch.equal(residual, before[1])
@@ -403,6 +419,15 @@ def _cases() -> dict[str, Case]:
             check_normed_linear, inputs=inputs, outputs=outputs, gated=gated, with_residual=with_residual,
             dtype=half, with_bias=with_bias,
         )  # fmt: skip
+    for rows in (1, 5):
+        cases[f"linear {rows}x896 to 24 in float32"] = partial(
+            check_linear, rows=rows, inputs=896, outputs=24, dtype=half, weight_dtype=torch.float32
+        )
+    cases["norm, linear 896 to 24 in float32"] = partial(
+        check_normed_linear, inputs=896, outputs=24, gated=False, with_residual=True, dtype=half,
+        weight_dtype=torch.float32,
+    )  # fmt: skip
+    cases["square of ReLU"] = partial(check_relu_squared, width=1100, dtype=half)
     cases["norm rounded last, linear 192 to 21"] = partial(
         check_normed_linear, inputs=192, outputs=21, gated=False, with_residual=True, dtype=half, with_bias=True,
         round_last=True,

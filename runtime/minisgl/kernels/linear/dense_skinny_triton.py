@@ -178,9 +178,11 @@ def _matrix(
 
 def fits(x: torch.Tensor, weight: torch.Tensor, *, in_registers: bool = False, normed: bool = False) -> bool:
     """Whether `skinny_linear` supports this product and, if asked, computes it without tensor cores, or `normed_linear`
-    supports it."""
+    supports it. Without tensor cores W may also be in float32."""
     vector = _in_registers(len(x), *weight.shape)
-    if (in_registers and not vector) or (normed and (len(x) > 1 or weight.shape[1] > _NORMED_INPUTS)):
+    if not vector and (in_registers or weight.dtype != x.dtype):
+        return False
+    if (normed and (len(x) > 1 or weight.shape[1] > _NORMED_INPUTS)):
         return False
     return (
         x.dtype in (torch.bfloat16, torch.float16)
@@ -198,10 +200,11 @@ def _in_registers(rows: int, outputs: int, inputs: int) -> bool:
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + bias of supported `x` [M, K] and `weight` [N, K], and `bias` [N]: [M, N], summed in float32."""
+    """x W^T + bias of supported `x` [M, K] and `weight` [N, K], and `bias` [N]: [M, N] of W's type, summed in
+    float32."""
     rows, inputs = x.shape
     outputs = len(weight)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=weight.dtype, device=x.device)
     if _in_registers(rows, outputs, inputs):
         block_n, block_k, warps = _vector_tile(outputs, inputs, 1, normed=False)
         _vector[(triton.cdiv(outputs, block_n),)](
@@ -234,11 +237,11 @@ def normed_linear(
     outputs × the rest. `x` and `weight` must be supported. `normed` [M, K], if given, receives the norm.
     `round_last`: see `layers.norm_config`.
 
-    Returns the product, [M, N] or [M, N / 2], and the sum, which without a residual is `x` itself.
+    Returns the product, [M, N] or [M, N / 2] of W's type, and the sum, which without a residual is `x` itself.
     """
     rows, inputs = x.shape
     outputs = len(weight) // 2 if gated else len(weight)
-    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, outputs), dtype=weight.dtype, device=x.device)
     stream = x if residual is None else torch.empty_like(residual)
     block_n, block_k, warps = _vector_tile(outputs, inputs, 2 if gated else 1, normed=True)
     _vector[(triton.cdiv(outputs, block_n),)](

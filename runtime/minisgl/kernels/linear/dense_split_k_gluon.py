@@ -183,6 +183,7 @@ def batch_tile(x: torch.Tensor, weight: torch.Tensor, *, in_parts: bool) -> Tile
     splits."""
     fits = (
         x.dtype in (torch.bfloat16, torch.float16)
+        and weight.dtype == x.dtype
         and x.is_contiguous()
         and weight.is_contiguous()
         and torch.cuda.get_device_capability(x.device) == (9, 0)

@@ -27,6 +27,7 @@ from minisgl.layers.weights.weight import Kernel, Weight
 @dataclass(frozen=True, eq=False)
 class DenseWeight(Weight):
     values: torch.Tensor
+    """In the type of the inputs, or in float32, as products then are."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -40,7 +41,7 @@ class DenseWeight(Weight):
         for kernel in _kernels() if x.is_cuda else ():
             if tile := kernel.fits(x, self.values, in_parts and bias is None):
                 return kernel.run(x, self.values, bias, tile)
-        return F.linear(x, self.values, bias)
+        return F.linear(x.to(self.values.dtype), self.values, bias)
 
     def fused(
         self, block: PreNorm, bias: torch.Tensor | None, *, gated: bool

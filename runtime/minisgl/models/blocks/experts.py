@@ -101,11 +101,7 @@ class SparseFeedForward:
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         routing = self._moe.routing
-        if routing.float32_router:
-            x, residual = self.norm.forward(x, residual)
-            logits = self.router.product(x.float(), self._router_bias)
-        else:
-            x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual), self._router_bias)
+        x, logits, residual = self.router.norm_and_product(PreNorm(self.norm, x, residual), self._router_bias)
         inputs = x if self._latent is None else self._latent[0].product(x)
         if routing.is_plain:
             out = mixture_of_experts(
