@@ -104,8 +104,10 @@ def check_states(scheduler: Scheduler, rows: list[int]) -> None:
         own = [*row.saved.values(), *([row.answer] if row.answer != NO_CHECKPOINT else [])]
         assert slot in rows or not own, "a row that is not in use holds checkpoints"
         held += own
-    every = sorted([*checkpoints._free, *cached, *held])
-    assert every == list(range(scheduler.config.state_checkpoints or 0)), "a checkpoint is lost or has two owners"
+    every = sorted([*checkpoints._free, *cached, *held, *checkpoints._spare])
+    unused = [checkpoints.at_row(slot) for slot in range(scheduler.config.max_running) if slot not in rows]
+    expected = [*unused, *range(scheduler.config.state_checkpoints or 0)]
+    assert every == expected, "a checkpoint is lost or has two owners"
 
 
 def check_radix(cache: RadixCache) -> set[int]:

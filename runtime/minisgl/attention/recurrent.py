@@ -129,7 +129,8 @@ _NO_CHANGES: Final = StateChanges(NO_STATE_CHANGES, *[slice(0, 0)] * 5)
 
 class RecurrentStates:
     """One slot for each row of the tables, the dummy row included, and checkpoints behind them. A slot has what the
-    last token of its sequence left: so a row's tokens come in order, and none is computed twice.
+    last token of its sequence left: so a row's tokens come in order, and none is computed twice. Slots of rows that are
+    not in use may have checkpoints, too, whose numbers are negative: −1 is that of the last slot.
 
     On CUDA all that a forward pass needs is on the device, so that it can be captured in a CUDA graph: `change` comes
     before it, and `save_last` behind it."""

@@ -88,7 +88,8 @@ class Admission:
             return None
         self._queue.pop()
         first_time = request.cached is None
-        slot = self._table.admit(request, cached, self._pages.allocate(needed), self._page_size)
+        own = self._pages.allocate(needed)
+        slot = self._table.admit(request, cached, own, self._page_size, self._pages.next_row())
         self._pages.attach(slot, prefix)
         self._joining[slot] = request
         if first_time:

@@ -21,37 +21,62 @@ class Prefix(Protocol):
 class Checkpoints:
     """Each one is free, of a row, or of a cached prefix. When there is no free one, the least valuable one of a prefix
     is freed: GreedyDual, with the pages that a request would compute again without it as its value, so that it ages
-    while others are used. The next one behind it is worth more from then on, so old texts keep some, far apart."""
+    while others are used. The next one behind it is worth more from then on, so old texts keep some, far apart.
 
-    def __init__(self, count: int, *, audit: bool) -> None:
-        """`audit`: keep a list of the freed ones."""
+    Places of rows that are not in use have further ones, with negative numbers, see `at_row`: a prefix whose checkpoint
+    is freed gets one there, to which the state moves, until a row needs the place."""
+
+    def __init__(self, count: int, *, audit: bool, rows: int = 0) -> None:
+        """`audit`: keep a list of the freed ones. `rows`: none of which is in use."""
         self._count = count
+        self._num_rows = rows
         self._free = list(range(count - 1, -1, -1))
+        self._spare = [self.at_row(slot) for slot in reversed(range(rows))]
+        """Those at rows that are not in use which no prefix has."""
         self._prefixes: dict[int, Prefix] = {}
         self._values: dict[int, int] = {}
         """As of its last use: it has grown if the checkpoint before it went, and shrunk if one was saved between."""
-        self._heap: list[tuple[int, int]] = []
-        """Values with their checkpoints; an entry that differs from `_values` is stale."""
+        self._heaps: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        """Values with their checkpoints, and those at rows; an entry that differs from `_values` is stale."""
         self._used: dict[int, int] = {}
         """Value of the last one that went when each was used last."""
         self._age = 0
         self._freed: list[int] | None = [] if audit else None
+        self._moves: list[tuple[int, int]] = []
 
     @property
     def used(self) -> int:
-        """Those that are not free."""
+        """Those that are not free, without those at rows."""
         return self._count - len(self._free)
+
+    def at_row(self, slot: int) -> int:
+        """The one whose state is in the place of a row. Engines have the places of all rows and of one for padding,
+        then those of checkpoints."""
+        return slot - self._num_rows - 1
+
+    def slot(self, checkpoint: int) -> int:
+        """Row in whose place this one is, which `at_row` has given."""
+        return checkpoint + self._num_rows + 1
 
     def take(self) -> int:
         """A checkpoint for a row; NO_CHECKPOINT: all are those of rows."""
         if not self._free:
-            if not self._values:
+            if (least := self._least(0)) == NO_CHECKPOINT:
                 return NO_CHECKPOINT
-            self._drop_least()
+            other = NO_CHECKPOINT if self._spare else self._least(1)
+            if other != NO_CHECKPOINT and self._values[other] < self._values[least]:
+                self._drop_least(other)
+            if self._spare:
+                self._move(least, self._spare.pop())
+            else:
+                self._drop_least(least)
         return self._free.pop()
 
     def give_back(self, checkpoint: int) -> None:
-        """Free the checkpoint of a row."""
+        """Free a checkpoint."""
+        if checkpoint < 0:
+            self._spare.append(checkpoint)
+            return
         self._free.append(checkpoint)
         if self._freed is not None:
             self._freed.append(checkpoint)
@@ -75,27 +100,67 @@ class Checkpoints:
             del self._prefixes[checkpoint], self._values[checkpoint], self._used[checkpoint]
             self.give_back(checkpoint)
 
-    def _drop_least(self) -> None:
-        while True:
-            stored, least = heapq.heappop(self._heap)
+    def next_row(self) -> int:
+        """The row not in use whose place is worth least."""
+        return self.slot(self._spare[-1] if self._spare else self._least(1))
+
+    def occupy(self, slot: int) -> None:
+        """A row is in use from now on."""
+        checkpoint = self.at_row(slot)
+        if (prefix := self._prefixes.get(checkpoint)) is not None:
+            self.drop(prefix)
+        self._spare.remove(checkpoint)
+
+    def vacate(self, slot: int) -> None:
+        """A row is in use no more."""
+        self._spare.append(self.at_row(slot))
+
+    def take_moves(self) -> list[tuple[int, int]]:
+        """Checkpoints whose states have moved since the last call, and those where they are now, in order."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def _least(self, kind: int) -> int:
+        """The least valuable one of a prefix, of those in the heap `kind`."""
+        heap = self._heaps[kind]
+        while heap:
+            stored, least = heap[0]
             if self._values.get(least) != stored:
+                heapq.heappop(heap)
                 continue
             value = self._used[least] + self._prefixes[least].saved_pages()
             if value <= stored:
-                break
+                # Lower values are found as they are: they must not make others older.
+                self._values[least] = value
+                heapq.heapreplace(heap, (value, least))
+                return least
             self._set_value(least, value)
-        self._age = max(self._age, value)
-        self.drop(self._prefixes[least])
+        return NO_CHECKPOINT
+
+    def _drop_least(self, checkpoint: int) -> None:
+        self._age = max(self._age, self._values[checkpoint])
+        self.drop(self._prefixes[checkpoint])
+
+    def _move(self, checkpoint: int, to: int) -> None:
+        prefix, used, value = self._prefixes[checkpoint], self._used[checkpoint], self._values[checkpoint]
+        self.drop(prefix)
+        prefix.checkpoint = to
+        self._prefixes[to], self._used[to] = prefix, used
+        self._set_value(to, value)
+        self._moves.append((checkpoint, to))
 
     def _set_value(self, checkpoint: int, value: int) -> None:
         self._values[checkpoint] = value
-        heapq.heappush(self._heap, (value, checkpoint))
-        if len(self._heap) > 2 * len(self._values) + 64:
-            self._heap = [(value, checkpoint) for checkpoint, value in self._values.items()]
-            heapq.heapify(self._heap)
+        at_rows = checkpoint < 0
+        heap = self._heaps[at_rows]
+        heapq.heappush(heap, (value, checkpoint))
+        if len(heap) > 2 * len(self._values) + 64:
+            heap[:] = [(value, other) for other, value in self._values.items() if (other < 0) is at_rows]
+            heapq.heapify(heap)
 
     def take_freed(self) -> list[int]:
-        """Checkpoints that were freed since the last call, even if taken again; none unless auditing."""
+        """Checkpoints that were freed since the last call, even if taken again, without those at rows; none unless
+        auditing."""
         freed = sorted(set(self._freed or ()))
         if self._freed:
             self._freed.clear()

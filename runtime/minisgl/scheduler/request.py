@@ -186,9 +186,14 @@ class RequestTable:
         assert request is not None
         return request
 
-    def admit(self, request: Request, cached_pages: IntArray, own_pages: IntArray, page_size: int) -> int:
-        """QUEUED → PREFILL, behind a cached prefix. Returns the slot."""
-        slot = self._free_rows.pop()
+    def admit(
+        self, request: Request, cached_pages: IntArray, own_pages: IntArray, page_size: int, slot: int | None = None
+    ) -> int:
+        """QUEUED → PREFILL, behind a cached prefix, in the row `slot`, which is free, or in any. Returns the slot."""
+        if slot is None:
+            slot = self._free_rows.pop()
+        else:
+            self._free_rows.remove(slot)
         assert self.phase[slot] == Phase.EMPTY and self.in_flight[slot] == 0, "a row in flight was given to a request"
         length = len(request.tokens)
         cached, total = len(cached_pages), len(cached_pages) + len(own_pages)

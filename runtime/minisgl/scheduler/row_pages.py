@@ -44,7 +44,7 @@ class RowPages:
         radix = None
         if config.cache == "radix":
             count = config.state_checkpoints
-            checkpoints = None if count is None else Checkpoints(count, audit=config.audit)
+            checkpoints = None if count is None else Checkpoints(count, audit=config.audit, rows=config.max_running)
             radix = RadixCache(config.page_size, self.windows, checkpoints)
         self.cache: PrefixCache = NaiveCache() if radix is None else radix
         self.states = None if config.state_checkpoints is None else RowStates(config, table, radix)
@@ -111,6 +111,10 @@ class RowPages:
             return False
         lengths = range(len(prefix.pages) * self._page_size + 1, prefix.matched * self._page_size + 1)
         return self.states.will_save(request, lengths)
+
+    def next_row(self) -> int | None:
+        """The row for the next request, of those that are not in use; None: any."""
+        return None if self.states is None else self.states.next_row()
 
     def attach(self, slot: int, prefix: LockedPrefix) -> None:
         """Give a locked prefix to the row that begins with it."""

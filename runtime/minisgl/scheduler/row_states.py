@@ -36,8 +36,8 @@ class _RowCheckpoints:
         self.answer = NO_CHECKPOINT
         """The one that is saved again at each end of a block of the answer."""
         self.answer_tokens = 0
-        self.kept: list[tuple[Node, int]] = []
-        """Cached prefixes that got a checkpoint of the row, and which."""
+        self.kept: list[Node] = []
+        """Cached prefixes that got a checkpoint of the row."""
 
 
 class RowStates:
@@ -53,6 +53,8 @@ class RowStates:
         self._page_size = config.page_size
         self._rows = [_RowCheckpoints() for _ in range(config.max_running)]
         self._changes: list[tuple[int, int, int, int]] = []
+        self._moved: dict[int, int] = {}
+        """Checkpoints at rows to which the next plan moves states, and those where these are until then."""
         self._new: list[int] = []
         """Rows with checkpoints that the next plan saves."""
 
@@ -66,17 +68,25 @@ class RowStates:
         assert self._cache is not None and self._cache.checkpoints is not None
         return self._cache.checkpoints
 
+    def next_row(self) -> int | None:
+        """The row for the next request; None: any that is not in use."""
+        return None if self._cache is None else self._checkpoints.next_row()
+
     def attach(self, slot: int, prefix: Any, pages: int, matched_pages: int) -> None:
         """Let a row begin behind the first `pages` pages, those of the cached `prefix`, which has a checkpoint if there
         are any. `matched_pages`: how many the cache has of its sequence."""
         row = self._rows[slot] = _RowCheckpoints()
         row.junction = self._whole(matched_pages * self._page_size)
+        change = (StateChange.ZERO, slot, 0, 0)
         if pages:
             assert self._cache is not None
             self._checkpoints.use(prefix)
-            self._changes.append((StateChange.LOAD, slot, pages * self._page_size, prefix.checkpoint))
-        else:
-            self._changes.append((StateChange.ZERO, slot, 0, 0))
+            source = self._moved.get(prefix.checkpoint, prefix.checkpoint)
+            change = (StateChange.LOAD, slot, pages * self._page_size, source)
+        if self._cache is not None:
+            self._checkpoints.occupy(slot)
+            self._forget_changes(slot)
+        self._changes.append(change)
 
     def extend(self, slot: int, start: int, length: int) -> None:
         """The next plan computes `length` tokens of a row's prompt."""
@@ -85,7 +95,7 @@ class RowStates:
         row, prompt = self._rows[slot], int(self._table.prefill_end[slot])
         # The last token of a prompt is always computed.
         for tokens in sorted({row.junction, self._whole(prompt - 1)}):
-            if start < tokens <= start + length and (checkpoint := self._checkpoints.take()) != NO_CHECKPOINT:
+            if start < tokens <= start + length and (checkpoint := self._take()) != NO_CHECKPOINT:
                 row.saved[tokens] = checkpoint
                 self._save(slot, tokens, checkpoint)
         if start + length == prompt and prompt % self.block == 0:
@@ -115,6 +125,7 @@ class RowStates:
         if not changes:
             return NO_STATE_CHANGES
         self._changes = []
+        self._moved.clear()
         for slot in self._new:
             self._keep(slot)
         self._new.clear()
@@ -124,15 +135,16 @@ class RowStates:
         """Take the checkpoints of a row that is released, after the cache has taken its pages. `damaged`: neither its
         states nor those that it left are of use."""
         # No plan has told the engine of a row that ends before it runs.
-        self._changes = [change for change in self._changes if change[1] != slot]
+        self._forget_changes(slot)
         row, self._rows[slot] = self._rows[slot], _RowCheckpoints()
         if self._cache is None:
             return
         checkpoints = self._checkpoints
+        checkpoints.vacate(slot)
         if damaged:
-            for node, checkpoint in row.kept:
-                if node.checkpoint == checkpoint:
-                    checkpoints.drop(node)
+            # Also those that others have saved there since, which are as rare.
+            for node in row.kept:
+                checkpoints.drop(node)
         elif row.answer != NO_CHECKPOINT and row.answer_tokens <= int(self._table.length[slot]):
             self._keep_at(slot, row.answer_tokens, row.answer)
             row.answer = NO_CHECKPOINT
@@ -143,6 +155,20 @@ class RowStates:
             if checkpoint != NO_CHECKPOINT:
                 checkpoints.give_back(checkpoint)
 
+    def _take(self) -> int:
+        """A checkpoint for a row; the next plan moves the state that was there, if it is kept."""
+        checkpoint = self._checkpoints.take()
+        for source, to in self._checkpoints.take_moves():
+            slot = self._checkpoints.slot(to)
+            self._forget_changes(slot)
+            self._moved[to] = source
+            self._changes.append((StateChange.LOAD, slot, 0, source))
+        return checkpoint
+
+    def _forget_changes(self, slot: int) -> None:
+        """Leave out what the plan in the making does to the place of a row, where nobody needs that."""
+        self._changes = [change for change in self._changes if change[1] != slot]
+
     def _whole(self, tokens: int) -> int:
         return tokens // self.block * self.block
 
@@ -150,7 +176,7 @@ class RowStates:
         """Let the next plan save the state behind so many tokens, in place of the last one that the answer left."""
         row = self._rows[slot]
         if row.answer == NO_CHECKPOINT:
-            row.answer = self._checkpoints.take()
+            row.answer = self._take()
         if row.answer != NO_CHECKPOINT:
             row.answer_tokens = tokens
             self._save(slot, tokens, row.answer)
@@ -169,7 +195,7 @@ class RowStates:
                 continue
             del row.saved[tokens]
             if self._give(node, checkpoint):
-                row.kept.append((node, checkpoint))
+                row.kept.append(node)
 
     def _keep_at(self, slot: int, tokens: int, checkpoint: int) -> None:
         """Give a checkpoint of a row that ends to its prefix, if the cache has that."""

@@ -32,7 +32,9 @@ class StateChange:
     """What a column of `StepPlan.state_changes` does. Plain ints, as the plan has them."""
 
     LOAD: Final = 0
-    """The slot gets the state of a checkpoint, before the forward pass."""
+    """The slot gets the state of a checkpoint, before the forward pass. A slot that is not in use is the place of a
+    checkpoint, with a negative number: −2 is that of the last slot, −3 that of the one before it. It is loaded with 0
+    tokens."""
     ZERO: Final = 1
     """The slot gets the state before the first token, before the forward pass."""
     SAVE: Final = 2

@@ -212,9 +212,12 @@ def test_a_sequence_goes_on_from_any_checkpoint(name: str, data: st.DataObject) 
     for checkpoint, tokens in enumerate(cuts):
         if tokens < length:
             # Slot 2 has had another sequence.
-            change(states, (StateChange.LOAD, 2, tokens, checkpoint))
-            states.begin(no_rows, [Segment(2, tokens, length - tokens)])
-            torch.testing.assert_close(run(tokens, length), expected[tokens:], rtol=0, atol=1e-5)
+            for slot, source in ((2, checkpoint), (1, -1)):
+                # The checkpoint −1 is in the last slot, 2.
+                change(states, (StateChange.LOAD, 2, 0, checkpoint))
+                change(states, (StateChange.LOAD, slot, tokens, source))
+                states.begin(no_rows, [Segment(slot, tokens, length - tokens)])
+                torch.testing.assert_close(run(tokens, length), expected[tokens:], rtol=0, atol=1e-5)
     change(states, (StateChange.POISON, 0, 0, 0), (StateChange.LOAD, 1, 1, 0))
     states.begin(no_rows, [Segment(1, 0, 1)])
     assert run(0, 1).isfinite().all()

@@ -216,6 +216,38 @@ def test_what_is_used_outlives_what_saves_more() -> None:
     assert long.checkpoint == NO_CHECKPOINT != used.checkpoint
 
 
+def test_prefixes_keep_their_states_at_rows_that_are_not_in_use() -> None:
+    checkpoints = Checkpoints(2, audit=False, rows=2)
+    prefixes = [Prefix(saved) for saved in (400, 100, 300, 200)]
+    for prefix in prefixes:
+        checkpoints.keep(checkpoints.take(), prefix)
+    assert sorted(prefix.checkpoint for prefix in prefixes) == [checkpoints.at_row(0), checkpoints.at_row(1), 0, 1]
+    assert len(checkpoints.take_moves()) == 2 and not checkpoints.take_moves()
+    # The least valuable of all goes, at a row or not.
+    checkpoints.keep(checkpoints.take(), Prefix(500))
+    assert [prefix.checkpoint == NO_CHECKPOINT for prefix in prefixes] == [False, True, False, False]
+    # A row takes the place with the least valuable one.
+    at_rows = [prefix for prefix in prefixes if prefix.checkpoint < NO_CHECKPOINT]
+    slot = checkpoints.next_row()
+    checkpoints.occupy(slot)
+    gone = min(at_rows, key=Prefix.saved_pages)
+    assert [prefix for prefix in at_rows if prefix.checkpoint == NO_CHECKPOINT] == [gone]
+    checkpoints.vacate(slot)
+    assert checkpoints.next_row() == slot
+
+
+def test_few_checkpoints_do_while_rows_are_not_in_use() -> None:
+    served = harness(checkpoints=2, rows=8)
+    for round in range(2):
+        for seed in range(5):
+            assert answered(served, text(300, seed)).cached == 256 * round
+    # They are used by rows, one after the other.
+    together = [served.submit(text(300, seed), 30, ignore_eos=True) for seed in range(10, 18)]
+    served.run()
+    assert all(answer.tokens == answer.expected() for answer in together)
+    assert sum(answered(served, text(300, seed)).cached > 0 for seed in range(5)) <= 1
+
+
 def test_rows_cannot_take_checkpoints_of_other_rows() -> None:
     checkpoints = Checkpoints(1, audit=True)
     assert checkpoints.take() == 0

@@ -244,12 +244,21 @@ class KvEngine:
 
     def _change_states(self, plan: StepPlan) -> None:
         poisoned = []
+        changed: set[int] = set()
         for kind, slot, tokens, checkpoint in plan.state_changes.T.tolist():
+            if kind in (StateChange.LOAD, StateChange.ZERO):
+                assert slot not in changed, "a slot is to get two states"
+                changed.add(slot)
             match kind:
                 case StateChange.LOAD:
-                    self.states[slot] = self.checkpoints[checkpoint]
-                    stored = int(self.kv[self._address(slot, tokens - 1)])
-                    assert self.states[slot] == stored, f"row {slot} begins with the state of another prefix"
+                    # Behind the last slot is that of the dummy row.
+                    other = checkpoint + self.limits.max_running + 1
+                    self.states[slot] = self.checkpoints[checkpoint] if checkpoint >= 0 else self.states[other]
+                    # Engines load several at a time.
+                    assert slot == other or other not in changed, "a state is loaded that the plan replaces"
+                    if tokens:
+                        stored = int(self.kv[self._address(slot, tokens - 1)])
+                        assert self.states[slot] == stored, f"row {slot} begins with the state of another prefix"
                 case StateChange.ZERO:
                     self.states[slot] = START
                 case StateChange.SAVE:
