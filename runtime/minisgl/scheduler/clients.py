@@ -160,13 +160,14 @@ class Clients:
                 self.send(number, _pooled(output, np.flatnonzero(output.client == number), waits))
             return
         if np.count_nonzero(output.client == first) == len(output.client):
-            self.send(first, _tokens(output, slice(None), output.logprobs, waits, output.preemptions))
+            everything = (output.logprobs, waits, output.preemptions, output.predicted)
+            self.send(first, _tokens(output, slice(None), *everything))
             return
         for number in np.unique(output.client).tolist():
             rows = np.flatnonzero(output.client == number)
             logprobs, started = _select_rows(output.logprobs, rows), _select_rows(waits, rows)
-            preemptions = _select_rows(output.preemptions, rows)
-            self.send(number, _tokens(output, rows, logprobs, started, preemptions))
+            preemptions, predicted = _select_rows(output.preemptions, rows), _select_rows(output.predicted, rows)
+            self.send(number, _tokens(output, rows, logprobs, started, preemptions, predicted))
 
     def flush(self) -> None:
         """Retry messages that the sockets of clients did not accept before."""
@@ -270,6 +271,7 @@ def _tokens(
     logprobs: dict[int, TokenLogprobs],
     waits: dict[int, FirstTokenWait],
     preemptions: dict[int, int],
+    predicted: dict[int, tuple[int, int]],
 ) -> Tokens:
     return Tokens(
         ids=output.ids[rows].tobytes(),
@@ -280,4 +282,5 @@ def _tokens(
         logprobs=logprobs,
         waits=waits,
         preemptions=preemptions,
+        predicted=predicted,
     )

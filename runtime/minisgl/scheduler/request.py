@@ -85,6 +85,8 @@ class Request(msgspec.Struct, kw_only=True):
     """It came with output of an engine that was lost."""
     second_text: int = 0
     """See `Pool.second_text`."""
+    prediction: IntArray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
+    """See `Submit.prediction`."""
 
     @property
     def is_constrained(self) -> bool:

@@ -54,6 +54,9 @@ class StepOutput(msgspec.Struct, frozen=True):
     """Client and id of requests that are queued since their grammars are compiled."""
     pooled: FloatArray | None = None
     """[rows, size] outputs of a model that does not generate."""
+    predicted: dict[int, tuple[int, int]] = {}
+    """Accepted and rejected tokens of the request's prediction so far, by row; at the latest in the row that ends it.
+    """
 
     @staticmethod
     def without_tokens(failures: list[Failure], accepted: list[tuple[int, bytes]]) -> StepOutput:

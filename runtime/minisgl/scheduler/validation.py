@@ -12,7 +12,14 @@ from msgspec.structs import replace
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.request import Request
 from minisgl.scheduler.step_output import RequestError
-from minisgl.wire.messages import REQUEST_ID_BYTES, AnswerConstraint, Pool, SamplingParams, Submit
+from minisgl.wire.messages import (
+    MAX_PREDICTION_TOKENS,
+    REQUEST_ID_BYTES,
+    AnswerConstraint,
+    Pool,
+    SamplingParams,
+    Submit,
+)
 from minisgl.wire.plan import IntArray
 
 LOWEST_TEMPERATURE: Final = 1e-5
@@ -91,6 +98,7 @@ def _generated(
         stream=message.stream,
         continues=bool(message.output),
         prompt_logprobs_from=1 if reports_prompt else prompt_length,
+        prediction=_prediction(message.prediction, config),
     )
 
 
@@ -155,6 +163,15 @@ def _check_params(params: SamplingParams, max_tokens: int, seed: int, config: Sc
         _check_vocabulary("logprob_token_ids", params.logprob_token_ids, config)
     if not 0 <= params.min_tokens <= max_tokens:
         raise _invalid("min_tokens is negative or above max_tokens")
+
+
+def _prediction(tokens: bytes, config: SchedulerConfig) -> IntArray:
+    if len(tokens) % 4:
+        raise _invalid("the prediction must consist of int32 token ids")
+    prediction = np.frombuffer(tokens, "<i4")[:MAX_PREDICTION_TOKENS].astype(np.int32)
+    if len(prediction):
+        _check_vocabulary("the prediction", (int(prediction.min()), int(prediction.max())), config)
+    return prediction
 
 
 def _check_constraint(constraint: AnswerConstraint, allowed: Collection[int], config: SchedulerConfig) -> None:

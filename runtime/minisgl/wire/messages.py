@@ -26,6 +26,11 @@ FINISH_REASONS: Final[tuple[FinishReason | None, ...]] = (None, "stop", "length"
 """Finish reasons by their code in `Tokens.finish`."""
 
 
+MAX_PREDICTION_TOKENS: Final = 16_384
+"""Tokens of a prediction, of which others are left out: it is only a hint, and the engine keeps it as long as the
+request."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of a request. The frontend and the scheduler check their ranges."""
 
@@ -115,6 +120,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit", omit_defau
     """The client receives each token as it is sampled; false: only the whole answer, so gaps do not matter."""
     remaining_ms: int = 0
     """Time until its deadline when the message is sent, at least 1, since the clocks of two hosts differ; 0: none."""
+    prediction: bytes = b""
+    """int32: tokens that the client expects in the answer. They change no answer, so an engine need not know them."""
 
     @property
     def features(self) -> set[str]:
@@ -277,6 +284,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, tag="tokens", omit_defau
     """Durations by row, for the first tokens that this scheduler generates for a request."""
     preemptions: dict[int, int] = {}
     """Number of times that the request was preempted so far, by row, for the first tokens behind a preemption."""
+    predicted: dict[int, tuple[int, int]] = {}
+    """Accepted and rejected tokens of the request's prediction so far, by row; at the latest in the row that ends it.
+    """
 
     def rows(self) -> TokenRows:
         """The unpacked columns. Raises ValidationError when their lengths differ."""

@@ -513,7 +513,8 @@ def test_a_request_goes_only_to_an_engine_that_knows_its_parameters() -> None:
     refused = submit(1, grammar="{}", allowed_token_ids=(1,))
     assert [(failed.id, failed.code) for failed in given] == [(refused, "unsupported_by_engine")]
     assert given[0].message == "no connected engine knows allowed_token_ids, grammar; update the engines"
-    plain = submit(2, temperature=0.5, thinking=Thinking(start=(1,), end=(2,)))
+    # A prediction changes no answer: engines that do not know it ignore it.
+    plain = submit(2, temperature=0.5, thinking=Thinking(start=(1,), end=(2,)), prediction=PROMPTS[0])
     dispatcher.add(new.address)
     dispatcher.welcome(new.address, new.welcome())
     constrained = submit(3, bad_words=((4,),))

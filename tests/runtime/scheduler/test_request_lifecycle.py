@@ -332,6 +332,17 @@ def test_a_continued_request_goes_ahead_of_new_ones_even_into_a_full_queue() -> 
     assert harness.scheduler.num_waiting == 2
 
 
+def test_a_request_has_the_first_tokens_of_its_prediction() -> None:
+    harness = Harness()
+    for given in ([], [3, 4, 5], [7] * 20_000):
+        answer = harness.submit([1], 3, ignore_eos=True, prediction=np.array(given, np.int32).tobytes())
+        queued = harness.scheduler.queue.peek()
+        assert queued is not None and queued.prediction.tolist() == given[:16_384]
+        harness.run()
+        assert answer.tokens == answer.expected()
+    harness.check_idle()
+
+
 def test_dropping_a_client_aborts_its_requests() -> None:
     harness = Harness(rows=1)
     mine = [harness.submit([i], 30, ignore_eos=True) for i in range(3)]
@@ -359,6 +370,9 @@ def test_dropping_a_client_aborts_its_requests() -> None:
         ({"min_p": float("nan")}, "invalid_request"),
         ({"seed": 1 << 63}, "invalid_request"),
         ({"id": b"short"}, "invalid_request"),
+        ({"prediction": b"abc"}, "invalid_request"),
+        ({"prediction": np.array([1, VOCAB], np.int32).tobytes()}, "invalid_token"),
+        ({"prediction": np.array([1, -1], np.int32).tobytes()}, "invalid_token"),
     ],
 )
 def test_an_invalid_request_is_rejected_and_others_continue(options: dict[str, object], code: str) -> None:

@@ -86,3 +86,23 @@ def test_log_probabilities_are_sent_with_their_rows_to_their_client(tmp_path: Pa
     finally:
         clients.close()
         context.destroy(linger=0)
+
+
+def test_counts_of_predictions_are_sent_with_their_rows_to_their_client(tmp_path: Path) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    clients = Clients(context, f"ipc://{tmp_path}/s", CARD, (0, 0))
+    try:
+        sockets = [_connected(context, clients, name) for name in "ab"]
+        shared = _output([0, 1, 0, 1])
+        shared.predicted.update({0: (1, 2), 2: (3, 4), 3: (5, 6)})
+        clients.send_step(shared, 0.0)
+        alone = _output([1, 1])
+        alone.predicted.update({1: (7, 8)})
+        clients.send_step(alone, 0.0)
+
+        messages = [CODEC.decode(socket.recv()) for socket in (sockets[0], sockets[1], sockets[1])]
+        predicted = [message.predicted for message in messages if isinstance(message, Tokens)]
+        assert predicted == [{0: (1, 2), 1: (3, 4)}, {1: (5, 6)}, {1: (7, 8)}]
+    finally:
+        clients.close()
+        context.destroy(linger=0)
