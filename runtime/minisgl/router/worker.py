@@ -32,7 +32,7 @@ from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedCons
 from minisgl.tokenizer.answer_scanner import reasoning_state
 from minisgl.tokenizer.loaded import LoadedTokenizer
 from minisgl.tokenizer.prompt_encoder import BadWords, Prompt, PromptEncoder, same_prompt
-from minisgl.tokenizer.session import Session
+from minisgl.tokenizer.session import NO_PREDICTION, Session
 from minisgl.wire.messages import Flush
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError
 from minisgl.wire.text import (
@@ -69,6 +69,7 @@ class _Encoded(NamedTuple):
     prompt: Prompt | PromptError
     bad_words: BadWords = ()
     constraints: PreparedConstraints | None = None
+    prediction: Prompt = NO_PREDICTION
 
 
 _Results: TypeAlias = "tuple[LoadedTokenizer, list[_Encoded], list[Reply | TextFailed]]"
@@ -236,9 +237,9 @@ class Worker:
 
     def _on_results(self, results: _Results) -> None:
         encoded_with, prompts, replies = results
-        for request, prompt, bad_words, constraints in prompts:
+        for request, prompt, bad_words, constraints, prediction in prompts:
             if encoded_with is self._router.tokenizer:
-                self._session.encoded(request.id, prompt, bad_words, constraints)
+                self._session.encoded(request.id, prompt, bad_words, constraints, prediction)
             else:
                 self._reencode(request)
         for reply in replies:
@@ -272,6 +273,7 @@ def _encode(
     encoded: list[_Encoded] = []
     constraints = AnswerConstraints(tokenizer.answers)
     known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
+    known_prediction: tuple[str, Prompt | PromptError] = ("", NO_PREDICTION)
     for request, prompt in zip(requests, tokenizer.encoder.encode(requests, max_model_len), strict=True):
         if isinstance(prompt, PromptError):
             encoded.append(_Encoded(request, prompt))
@@ -283,11 +285,17 @@ def _encode(
         if isinstance(known[1], PromptError):
             encoded.append(_Encoded(request, known[1]))
             continue
+        text = request.options.prediction
+        if text != known_prediction[0]:
+            known_prediction = text, tokenizer.encoder.prediction(text)
+        if isinstance(known_prediction[1], PromptError):
+            encoded.append(_Encoded(request, known_prediction[1]))
+            continue
         prepared = None
         if needs_grammar(request):
             state = reasoning_state(request, tokenizer.answers, tokenizer.token_bytes, prompt)
             prepared = constraints.prepare(request, state)
-        encoded.append(_Encoded(request, prompt, known[1], prepared))
+        encoded.append(_Encoded(request, prompt, known[1], prepared, known_prediction[1]))
     return tokenizer, encoded, [_reply(tokenizer.encoder, question) for question in questions]
 
 

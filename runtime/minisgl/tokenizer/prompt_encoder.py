@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from tokenizers import Tokenizer
@@ -20,6 +20,7 @@ from minisgl.tokenizer.model_files import ModelFiles
 from minisgl.tokenizer.pooling_prompts import PoolingPrompts
 from minisgl.tokenizer.template_features import TemplateFeatures
 from minisgl.tokenizer.token_bytes import TokenBytes
+from minisgl.wire.messages import MAX_PREDICTION_TOKENS
 from minisgl.wire.text import (
     ChatMessage,
     Decode,
@@ -35,6 +36,10 @@ from minisgl.wire.text import (
     fewest_tokens,
     too_long_message,
 )
+
+_PREDICTION_CHARACTERS: Final = 8 * MAX_PREDICTION_TOKENS
+"""Characters of a prediction that are encoded: text and code have three to five for each token, and encoding megabytes
+for a hint would delay the answer."""
 
 BadWords: TypeAlias = tuple[tuple[int, ...], ...]
 """Sequences of token ids."""
@@ -131,6 +136,14 @@ class PromptEncoder:
             return token_sequences(self._tokenizer, words)
         except BaseException as error:
             return _prompt_error(error)
+
+    def prediction(self, text: str) -> Prompt | PromptError:
+        """Return the first token ids of a text that is expected in an answer, where control tokens are such tokens."""
+        try:
+            ids = self._tokenizer.encode(text[:_PREDICTION_CHARACTERS], add_special_tokens=False).ids
+        except BaseException as error:
+            return _prompt_error(error)
+        return array("i", ids[:MAX_PREDICTION_TOKENS])
 
     def encoded(self, request: Encode) -> Encoded | PromptError:
         """Return the tokens of a text or a conversation."""

@@ -68,6 +68,8 @@ _END_REASONS: Final[dict[int, EndReason | None]] = {
 """Codes of `Tokens.finish` whose rows contain a token of an answer; all others are failures."""
 
 
+NO_PREDICTION: Final[Prompt] = array("i")
+
 _SCORES_PER_MESSAGE: Final = 2048
 """Tokens of a prompt in one message: with twenty others each, a tenth of the largest message."""
 
@@ -104,6 +106,10 @@ class _Request:
     wait: FirstTokenWait | None = None
     preemptions: int = 0
     earlier_preemptions: int = 0
+    """Those at engines that were lost."""
+    predicted: tuple[int, int] = (0, 0)
+    """Accepted and rejected tokens of the prediction."""
+    earlier_predicted: tuple[int, int] = (0, 0)
     """Those at engines that were lost."""
     continued: int = 0
     """Number of times that another engine continued the answer."""
@@ -211,10 +217,11 @@ class Session:
         prompt: Prompt | PromptError,
         bad_words: BadWords = (),
         prepared: PreparedConstraints | None = None,
+        prediction: Prompt = NO_PREDICTION,
     ) -> None:
-        """Submit a request with its token ids, and those of its bad words, or end it with the error of its prompt. It
-        may have been cancelled meanwhile. `prepared`: its constraints, which are built here if they are missing or
-        those of another end of the prompt, such as that of a prompt before it is truncated."""
+        """Submit a request with its token ids, those of its bad words and of its prediction, or end it with the error
+        of its prompt. It may have been cancelled meanwhile. `prepared`: its constraints, which are built here if they
+        are missing or those of another end of the prompt, such as that of a prompt before it is truncated."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -227,7 +234,8 @@ class Session:
             prompt = self._truncated(request.generate, prompt)
             assert self._token_bytes is not None
             state = reasoning_state(request.generate, self._answers, self._token_bytes, prompt)
-            submit = self._submit(request, prompt, bad_words, self._constraints_of(request.generate, state, prepared))
+            constraint = self._constraints_of(request.generate, state, prepared)
+            submit = self._submit(request, prompt, bad_words, constraint, prediction)
             self._begin_answer(request, prompt, state)
         except (PromptError, GrammarError) as error:
             if request.phase is _Phase.REENCODING:
@@ -262,6 +270,7 @@ class Session:
         if request is not None and request.tokens:
             request.continued += 1
             request.earlier_preemptions = request.preemptions
+            request.earlier_predicted = request.predicted
             self._to_frontend.append(Continued(ack.id))
         elif request is not None:
             request.phase = _Phase.RUNNING
@@ -294,11 +303,15 @@ class Session:
         anything has changed."""
         rows = tokens.rows()
         for row, wait in tokens.waits.items():
-            if 0 <= row < len(rows.ids) and (started := self._requests.get(rows.ids[row])) is not None:
-                started.wait = wait
+            if (request := self._in_row(rows.ids, row)) is not None:
+                request.wait = wait
         for row, preemptions in tokens.preemptions.items():
-            if 0 <= row < len(rows.ids) and (resumed := self._requests.get(rows.ids[row])) is not None:
-                resumed.preemptions = resumed.earlier_preemptions + preemptions
+            if (request := self._in_row(rows.ids, row)) is not None:
+                request.preemptions = request.earlier_preemptions + preemptions
+        for row, (accepted, rejected) in tokens.predicted.items():
+            if (request := self._in_row(rows.ids, row)) is not None:
+                earlier_accepted, earlier_rejected = request.earlier_predicted
+                request.predicted = earlier_accepted + accepted, earlier_rejected + rejected
         step = StepTexts()
         columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
         for row, (request_id, index, token, code, cached) in enumerate(zip(*columns, strict=True)):
@@ -396,6 +409,10 @@ class Session:
         messages, self._to_frontend = self._to_frontend, []
         return messages
 
+    def _in_row(self, ids: list[bytes], row: int) -> _Request | None:
+        """Return the request in a row of a message, unless it has ended or there is no such row."""
+        return self._requests.get(ids[row]) if 0 <= row < len(ids) else None
+
     def _begin_answer(self, request: _Request, prompt: Prompt, state: ReasoningState) -> None:
         """Raises PromptError."""
         assert self._token_bytes is not None
@@ -441,7 +458,14 @@ class Session:
             return prepared.take()
         return self._constraints.of(generate, state)
 
-    def _submit(self, request: _Request, prompt: Prompt, bad_words: BadWords, constraint: AnswerConstraint) -> Submit:
+    def _submit(
+        self,
+        request: _Request,
+        prompt: Prompt,
+        bad_words: BadWords,
+        constraint: AnswerConstraint,
+        prediction: Prompt,
+    ) -> Submit:
         assert self._model is not None, "requests are taken only after `open`"
         vocab_size = self._model.vocab_size
         generate = _within_vocabulary(request.generate, vocab_size)
@@ -451,6 +475,7 @@ class Session:
         _check_tokens(params.logit_bias, vocab_size, "logit_bias")
         _check_tokens(params.allowed_token_ids, vocab_size, "allowed_token_ids")
         _check_tokens(params.logprob_token_ids, vocab_size, "logprob_token_ids")
+        _check_tokens(prediction, vocab_size, "prediction")
         return submit_message(
             self._with_ends(generate),
             prompt.tobytes(),
@@ -459,6 +484,7 @@ class Session:
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
             constraint=constraint,
+            prediction=prediction.tobytes(),
         )
 
     def _submit_pool(self, request: _Request, prompt: Prompt) -> None:
@@ -511,6 +537,8 @@ class Session:
             continued=request.continued,
             tool_calls=request.answer.tool_calls,
             reasoning_tokens=request.answer.reasoning_tokens,
+            accepted_prediction_tokens=request.predicted[0],
+            rejected_prediction_tokens=request.predicted[1],
         )
 
     def _abort_failed(self, request_id: bytes, code: str, message: str) -> None:
@@ -588,9 +616,10 @@ def submit_message(
     seed: int,
     constraint: AnswerConstraint,
     bad_words: BadWords = (),
+    prediction: bytes = b"",
 ) -> Submit:
-    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt, and `constraint` is
-    that of its answer, but for bad words."""
+    """The scheduler's message for `generate`; `prompt` holds the int32 token ids of its prompt, `prediction` those of
+    its prediction, and `constraint` is that of its answer, but for bad words."""
     options = generate.options
     return Submit(
         id=generate.id,
@@ -608,6 +637,7 @@ def submit_message(
         cache_salt=options.cache_salt.encode("utf-8", "replace"),
         tenant=generate.tenant,
         stream=options.stream,
+        prediction=prediction,
     )
 
 

@@ -135,6 +135,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     soft_limits: bool = False
     """Agents send limits with every request: `max_tokens` may be more than the context leaves, and `thinking_budget`
     has no effect on a model that does not mark its reasoning; false: both are errors."""
+    prediction: str = ""
+    """Text that the client expects in the answer."""
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -287,6 +289,10 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """Number of times that the request was preempted."""
     continued: int = 0
     """Number of times that the answer went on at another engine, or at a later start of the same one."""
+    accepted_prediction_tokens: int = 0
+    """Tokens of the request's prediction that the engine tried and that the answer has."""
+    rejected_prediction_tokens: int = 0
+    """Tokens of the prediction that the engine tried and that the answer does not have."""
     values: bytes = b""
     """float32 numbers of a pooled output."""
 

@@ -79,7 +79,16 @@ class Machine:
         self.session.close()
         self.take()
 
-    def ask(self, number: int, *, echo: bool = False, deadline_ms: int = 0, priority: int = 0, **params: Any) -> bytes:
+    def ask(
+        self,
+        number: int,
+        *,
+        echo: bool = False,
+        deadline_ms: int = 0,
+        priority: int = 0,
+        prediction: str = "",
+        **params: Any,
+    ) -> bytes:
         request_id = b"%016d" % number
         request = generate_of(
             id=request_id,
@@ -90,7 +99,8 @@ class Machine:
             params=SamplingParams(**{"max_tokens": 8, **params}),
         )
         assert self.session.begin(request)
-        self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids))
+        predicted = array("i", TOKENIZER.encode(prediction).ids)
+        self.session.encoded(request_id, array("i", TOKENIZER.encode("Hi").ids), prediction=predicted)
         self.take()
         return request_id
 
@@ -105,9 +115,18 @@ class Machine:
     ) -> None:
         self.give(submit, index, TOKENIZER.encode(text).ids[0], finish, cached)
 
-    def give(self, submit: Submit, index: int, token: int, finish: FinishReason | None = None, cached: int = 0) -> None:
+    def give(
+        self,
+        submit: Submit,
+        index: int,
+        token: int,
+        finish: FinishReason | None = None,
+        cached: int = 0,
+        predicted: tuple[int, int] = (0, 0),
+    ) -> None:
         message = row(submit.id, index, token, finish, cached)
-        self.dispatcher.tokens(ENGINE, msgspec.structs.replace(message, logprobs={0: scores([token], 1)}))
+        more: dict[str, Any] = {"logprobs": {0: scores([token], 1)}, "predicted": {0: predicted}}
+        self.dispatcher.tokens(ENGINE, msgspec.structs.replace(message, **more))
         self.take()
 
     def pass_time(self, seconds: float) -> list[str]:
@@ -382,6 +401,27 @@ def test_a_stream_goes_on_where_its_engine_died() -> None:
     assert (machine.texts[request_id], end.completion_tokens, end.continued) == ("abcde", 5, 1)
     assert end.cached_tokens == 0, "as the first engine has found them"
     assert (machine.accepted, machine.continued) == ([request_id], [request_id])
+
+
+def test_a_prediction_goes_on_and_its_counts_are_added() -> None:
+    machine, _ = serving(0)
+    predicted = TOKENIZER.encode("abcd").ids
+    request_id = machine.ask(0, prediction="abcd")
+    machine.accept(0)
+    (first,) = machine.submits
+    machine.give(first, 0, predicted[0], predicted=(0, 1))
+    machine.give(first, 1, predicted[1], predicted=(2, 3))
+    machine.kill_engine()
+    machine.start_engine(2)
+    machine.accept(0)
+    (again,) = machine.submits
+    assert first.prediction == again.prediction == array("i", predicted).tobytes()
+    machine.give(again, 2, predicted[2], predicted=(1, 0))
+    machine.give(again, 3, predicted[3], "length", predicted=(1, 4))
+    end = machine.ends[request_id]
+    assert isinstance(end, Finished)
+    assert (machine.texts[request_id], end.completion_tokens) == ("abcd", 4)
+    assert (end.accepted_prediction_tokens, end.rejected_prediction_tokens) == (3, 7)
 
 
 def test_without_continuation_a_stream_ends_in_an_error() -> None:

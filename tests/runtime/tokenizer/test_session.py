@@ -521,9 +521,20 @@ def test_figures_of_rows_that_do_not_exist_are_ignored() -> None:
     session = started()
     wait = FirstTokenWait(1.0, 1.0)
     message = row(ID, 0, TOKENIZER.encode("a").ids[0])
-    session.tokens(msgspec.structs.replace(message, waits={-2: wait, 1: wait}, preemptions={-2: 1, 1: 1}))
+    nowhere: dict[str, Any] = {"preemptions": {-2: 1, 1: 1}, "predicted": {-2: (1, 1), 1: (1, 1)}}
+    session.tokens(msgspec.structs.replace(message, waits={-2: wait, 1: wait}, **nowhere))
     (texts,) = session.take_to_frontend()
     assert isinstance(texts, Texts) and texts.rows() == [(ID, "a")]
+
+
+def test_a_prediction_outside_of_the_vocabulary_is_refused() -> None:
+    session = Session(TABLE)
+    session.open(card())
+    session.begin(generate())
+    session.encoded(ID, PROMPT, prediction=array("i", [1, 512]))
+    (failed,) = session.take_to_frontend()
+    assert isinstance(failed, TextFailed) and (failed.code, failed.param) == ("invalid_token", "prediction")
+    assert not session.take_to_scheduler()
 
 
 def test_an_answer_that_ends_with_a_repeated_token_fails() -> None:
