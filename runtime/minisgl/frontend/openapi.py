@@ -252,6 +252,7 @@ def _checked_after_decoding() -> dict[str, Schema]:
                 _object({"type": _MEDIUM}, "type"),
             ]
         },
+        "PredictedOutput": {"allOf": [_object({"content": {"items": _object({"type": {"not": _MEDIUM}})}})]},
         "CompletionBody": {
             "properties": {"prompt": _PROMPT},
             "allOf": [

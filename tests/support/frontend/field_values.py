@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+PREDICTION = {"type": "content", "content": "Hi"}
 DIFFERING: dict[str, tuple[Any, Any]] = {
     "model": (None, "default"),
     "max_tokens": (1, 2),
@@ -62,6 +63,7 @@ DIFFERING_CHAT = DIFFERING | {
     "add_generation_prompt": (True, False),
     "continue_final_message": (False, True),
     "echo": (False, True),
+    "prediction": (None, PREDICTION),
 }
 NOT_AT_THE_SCHEDULER: dict[str, tuple[Any, Any]] = {"add_special_tokens": (True, False)}
 NOT_AT_THE_SCHEDULER_CHAT = NOT_AT_THE_SCHEDULER | {
@@ -109,7 +111,6 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "repetition_detection": (None, {}),
     "return_hidden_states": (False, True),
     "no_stop_trim": (False, True),
-    "prediction": (None, {"type": "content", "content": "Hi"}),
     "moderation": (None, {"model": "m"}),
     "compaction": (None, {"type": "auto"}),
     "context_management": ([], [{"type": "compaction"}]),
@@ -132,6 +133,7 @@ REFUSED_CHAT = REFUSED | {
     "web_search_options": (None, {}),
 }
 REFUSED_COMPLETION = REFUSED | {
+    "prediction": (None, PREDICTION),
     "suffix": (None, "x"),
     "prompt_embeds": ([], ["x"]),
     "messages": ([], [{"role": "user", "content": "Hi"}]),

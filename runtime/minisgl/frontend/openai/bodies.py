@@ -106,7 +106,6 @@ class Body(SamplingFields, kw_only=True):
 
 
 _OF_SERVICES: Final[Mapping[str, Any]] = {
-    "prediction": Prediction,
     "moderation": Moderation,
     "compaction": Compaction,
     "thread": Thread,
@@ -123,6 +122,11 @@ _OF_SERVICES: Final[Mapping[str, Any]] = {
 class ContentPart(msgspec.Struct):
     type: str
     text: str | None = None
+
+
+class PredictedOutput(msgspec.Struct):
+    type: Literal["content"]
+    content: str | list[ContentPart]
 
 
 class FunctionCall(msgspec.Struct):
@@ -194,6 +198,7 @@ class _Chat(ChatFields, kw_only=True):
     """POST /v1/chat/completions"""
 
     messages: Messages
+    prediction: PredictedOutput | None = None
 
 
 ChatBody: Final = with_fields("ChatBody", _Chat, _OF_SERVICES)
@@ -203,6 +208,7 @@ class _ChatBatch(ChatFields, kw_only=True):
     """POST /v1/chat/completions/batch: several conversations, each with choices of its own."""
 
     messages: Annotated[list[Messages], Meta(min_length=1, max_length=MAX_PROMPTS)]
+    prediction: Prediction = None
 
 
 ChatBatchBody: Final = with_fields("ChatBatchBody", _ChatBatch, _OF_SERVICES)
@@ -236,6 +242,7 @@ _IN_CHATS: Final[Mapping[str, Any]] = {
     "top_logprobs": Annotated[int | None, supports(0, problem="a field of chats; use `logprobs`")],
     "prompt_token_ids": Annotated[Any, supports([], problem="not supported; send the token ids as `prompt`")],
     "modalities": Annotated[Any, supports(["text"], problem="only text is supported")],
+    "prediction": Prediction,
     # Without tools, both values ask for nothing.
     "parallel_tool_calls": bool | None,
 }

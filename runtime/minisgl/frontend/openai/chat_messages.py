@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from minisgl.frontend.generation.functions import call_arguments
 from minisgl.frontend.generation.media import media_note
 from minisgl.frontend.generation.unsupported import reject_unsupported
-from minisgl.frontend.openai.bodies import CUSTOM_ROLE, ROLES, ContentPart, Message, ToolCall
+from minisgl.frontend.openai.bodies import CUSTOM_ROLE, ROLES, ContentPart, Message, PredictedOutput, ToolCall
 from minisgl.frontend.server.json_body import check_fits, invalid, truncate, unsupported
 from minisgl.wire.text import ChatMessage, Role
 
@@ -27,6 +27,13 @@ def check_continuable(messages: Sequence[ChatMessage]) -> None:
         raise invalid("continue_final_message", "the last message has no `content` that the answer could continue")
 
 
+def parse_prediction(prediction: PredictedOutput | None) -> str:
+    """Return the text that is expected in the answer; empty: none. Raises ApiError."""
+    if prediction is None:
+        return ""
+    return _joined(prediction.content, "prediction.content")
+
+
 def _message(message: Message, path: str) -> ChatMessage:
     role, custom_role = _role(message.role, f"{path}.role")
     reject_unsupported(message, f"{path}.")
@@ -36,9 +43,8 @@ def _message(message: Message, path: str) -> ChatMessage:
             raise invalid(f"{path}.{name}", "only messages of the role 'assistant' may have it")
     calls = [_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())] or None
     content = message.content
-    if isinstance(content, list):
-        is_result = role == "tool"
-        content = "\n".join(_part(part, f"{path}.content[{i}]", is_result) for i, part in enumerate(content))
+    if content is not None:
+        content = _joined(content, f"{path}.content", is_result=role == "tool")
     if content is None and calls is None and reasoning is None:
         raise invalid(f"{path}.content", "expected a string or a list of text parts")
     return ChatMessage(role, content, message.name, message.tool_call_id, calls, reasoning, custom_role)
@@ -63,6 +69,13 @@ def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
     else:
         arguments = call_arguments(arguments)
     return {"id": call.id or "", "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _joined(content: str | list[ContentPart], path: str, *, is_result: bool = False) -> str:
+    """Return the text of a content, whose parts are lines."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part(part, f"{path}[{i}]", is_result) for i, part in enumerate(content))
 
 
 def _part(part: ContentPart, path: str, is_result: bool) -> str:

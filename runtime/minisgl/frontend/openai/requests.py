@@ -23,8 +23,10 @@ from minisgl.frontend.openai.bodies import (
     ChatFields,
     CompletionBody,
     Invocation,
+    PredictedOutput,
     StreamOptions,
 )
+from minisgl.frontend.openai.chat_messages import parse_prediction
 from minisgl.frontend.openai.conversation import parse_conversation, parse_rendering, parse_thinking_budget
 from minisgl.frontend.openai.responses import Kind, OpenAIFormat
 from minisgl.frontend.openai.tools import parse_tools
@@ -44,7 +46,7 @@ _invocation_decoder: Final = msgspec.json.Decoder(Invocation)
 def parse_chat(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
     """Raises ApiError."""
     body = decode_body(_chat_decoder, raw)
-    return _chat(body, raw, defaults, [parse_conversation(body, body.messages)])
+    return _chat(body, raw, defaults, [parse_conversation(body, body.messages)], body.prediction)
 
 
 def parse_chat_batch(raw: bytes, defaults: SamplingDefaults) -> GenerationRequest:
@@ -55,7 +57,11 @@ def parse_chat_batch(raw: bytes, defaults: SamplingDefaults) -> GenerationReques
 
 
 def _chat(
-    body: ChatFields, raw: bytes, defaults: SamplingDefaults, conversations: list[tuple[ChatMessage, ...]]
+    body: ChatFields,
+    raw: bytes,
+    defaults: SamplingDefaults,
+    conversations: list[tuple[ChatMessage, ...]],
+    prediction: PredictedOutput | None = None,
 ) -> GenerationRequest:
     if body.max_tokens == 0 and body.max_completion_tokens is None:
         raise invalid("max_tokens", "expected at least 1")
@@ -77,11 +83,13 @@ def _chat(
             "tools": tools.options,
             "separate_reasoning": body.separate_reasoning is not False,
             "thinking_budget": parse_thinking_budget(body),
+            "prediction": parse_prediction(prediction),
         },
         format={
             "named_tool": tools.options is not None and tools.options.choice == "named",
             "reasoning": body.include_reasoning is not False,
             "echoes": tuple(map(_echoed, conversations)) if body.echo else (),
+            "predicted": prediction is not None,
         },
     )
 

@@ -51,6 +51,8 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
     """`logprobs` have tokens that the request names in place of the most likely ones."""
     prompt_tops: int | None = None
     """Number of most likely tokens in `prompt_logprobs`; None: there are no log-probabilities of prompts."""
+    predicted: bool = False
+    """The usage counts accepted and rejected tokens of predictions."""
 
     def full(self, response_id: str, model: str, choices: Sequence[Delta]) -> bytes:
         chat = self.kind == "chat"
@@ -128,10 +130,18 @@ class OpenAIFormat(msgspec.Struct, frozen=True):
         usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
         if self.kind == "chat":
             reasoning_tokens = sum(end.reasoning_tokens for end in ends)
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens, **self._predicted(ends)}
             # Clients of SGLang read it here.
             usage["reasoning_tokens"] = reasoning_tokens
         return usage
+
+    def _predicted(self, ends: Sequence[Finished]) -> dict[str, int]:
+        if not self.predicted:
+            return {}
+        return {
+            "accepted_prediction_tokens": sum(end.accepted_prediction_tokens for end in ends),
+            "rejected_prediction_tokens": sum(end.rejected_prediction_tokens for end in ends),
+        }
 
 
 def _token_counts(prompt: int, completion: int) -> dict[str, Any]:

@@ -29,6 +29,10 @@ def allowed(*tools: Any) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": list(tools)}}
 
 
+def predicted(content: Any, kind: str = "content") -> dict[str, Any]:
+    return {"type": kind, "content": content}
+
+
 def nested(depth: int) -> dict[str, Any]:
     return {"items": nested(depth - 1)} if depth else {}
 
@@ -290,6 +294,26 @@ def test_errors_of_logit_bias_name_the_key(
             {"messages": [{"role": "user", "content": "a", "reasoning": "b"}]},
             "messages[0].reasoning",
             "invalid_value",
+        ),
+        prediction=(CHAT | {"prediction": "Hi"}, "prediction", "invalid_value"),
+        prediction_empty=(CHAT | {"prediction": {}}, "prediction.type", "missing_required_parameter"),
+        prediction_type=(CHAT | {"prediction": predicted("a", "text")}, "prediction.type", "invalid_value"),
+        prediction_none=(CHAT | {"prediction": predicted(None)}, "prediction.content", "invalid_value"),
+        prediction_ids=(CHAT | {"prediction": predicted([5])}, "prediction.content[0]", "invalid_value"),
+        prediction_part=(
+            CHAT | {"prediction": predicted([{"type": "text"}])},
+            "prediction.content[0].text",
+            "invalid_value",
+        ),
+        prediction_image=(
+            CHAT | {"prediction": predicted([{"type": "text", "text": "a"}, {"type": "image_url"}])},
+            "prediction.content[1].type",
+            "unsupported_parameter",
+        ),
+        prediction_without_content=(
+            CHAT | {"prediction": {"type": "content"}},
+            "prediction.content",
+            "missing_required_parameter",
         ),
         functions=(CHAT | {"functions": [{}]}, "functions", "unsupported_parameter"),
         function_call=(CHAT | {"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
