@@ -26,6 +26,8 @@ FINISH_REASONS: Final[tuple[FinishReason | None, ...]] = (None, "stop", "length"
 """Finish reasons by their code in `Tokens.finish`."""
 
 
+MOST_DRAFTS: Final = 7
+"""Most drafts of a row in a step."""
 MAX_PREDICTION_TOKENS: Final = 16_384
 """Tokens of a prediction, of which others are left out: it is only a hint, and the engine keeps it as long as the
 request."""
@@ -397,6 +399,16 @@ class Counters(msgspec.Struct, kw_only=True):
     and one for longer times."""
     queue_seconds: float = 0.0
     """Sum of these times."""
+    drafts: int = 0
+    """Rows of steps that had drafts to verify."""
+    draft_tokens: int = 0
+    """Drafts that were verified."""
+    accepted_draft_tokens: int = 0
+    predicted_tokens: int = 0
+    """Verified drafts that came from the predictions of requests, and not from their own texts."""
+    accepted_predicted_tokens: int = 0
+    accepted_by_place: list[int] = msgspec.field(default_factory=lambda: [0] * MOST_DRAFTS)
+    """Accepted drafts by their place: first the number of rows whose first draft was accepted."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):

@@ -25,7 +25,7 @@ NO_UPDATES: Final[IntArray] = np.empty((3, 0), np.int32)
 NO_ROWS: Final[IntArray] = np.empty((SAMPLING_COLUMNS, 0), np.int32)
 NO_STATE_CHANGES: Final[IntArray] = np.empty((4, 0), np.int32)
 
-_HEADER: Final = 16
+_HEADER: Final = 18
 
 
 class StateChange:
@@ -51,7 +51,8 @@ class PlanError(ValueError):
 class StepPlan(msgspec.Struct, frozen=True):
     """One step. All arrays are int32 views into `buffer`: D decode rows, P prefill segments, T prefill tokens,
     U page-table updates, N new rows, Z poisoned pages, C numbers of logits processors, X of shared prefixes, V updates
-    of the page table of layers with a window, Y poisoned pages of these layers, K changes of recurrent states.
+    of the page table of layers with a window, Y poisoned pages of these layers, K changes of recurrent states, W rows
+    whose drafts are verified, H numbers of texts of new rows.
 
     Execution order within a step: poison, new rows' parameters, page-table updates, states that are loaded, then the
     forward pass, which saves states. In each layer the KV of *all* tokens of the step is stored before any attention
@@ -62,6 +63,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     token of all decode rows and then of the prefill segments with `sample` set, in this order. Sampling for a row
     is keyed on (seed, p) where p is the number of tokens before the sampled one: `decode_positions + 1`, or
     `prefill_starts + prefill_lengths`.
+
+    Where the engine speculates, a row may have several decode rows, one after the other: the first one has the row's
+    last token, the others its drafts, which the engine has from the text so far. The engine knows where the row begins;
+    the plan has the first position that it may have, as the result of the step before may not be known.
     """
 
     epoch: int
@@ -69,7 +74,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     decode_slots: IntArray
     """[D] rows of the tables."""
     decode_positions: IntArray
-    """[D] position of the input token: its KV is stored there; the row attends to positions 0..this."""
+    """[D] position of the input token: its KV is stored there; the row attends to positions 0..this. With `widths` the
+    lowest that it may be."""
     prefill_slots: IntArray
     """[P]"""
     prefill_starts: IntArray
@@ -101,6 +107,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     """[Y] as `poison_pages`, for layers with a window."""
     state_changes: IntArray
     """[4, K] StateChange, slot, number of tokens, checkpoint; of a poisoned checkpoint only the last one counts."""
+    widths: IntArray
+    """[W] number of decode rows of each row, D in all; empty: the engine does not speculate, or there are none."""
+    texts: IntArray
+    """[H] texts of the rows that join, in which drafts are found; `row_texts.decode_texts` reads it."""
     buffer: IntArray
 
     @property
@@ -135,6 +145,8 @@ class StepPlan(msgspec.Struct, frozen=True):
         window_updates: IntArray = NO_UPDATES,
         poison_window_pages: IntArray = EMPTY,
         state_changes: IntArray = NO_STATE_CHANGES,
+        widths: IntArray = EMPTY,
+        texts: IntArray = EMPTY,
     ) -> StepPlan:
         """Pack the arrays, whose shapes are those of the fields."""
         sizes = (
@@ -150,6 +162,8 @@ class StepPlan(msgspec.Struct, frozen=True):
             window_updates.shape[1],
             len(poison_window_pages),
             state_changes.shape[1],
+            len(widths),
+            len(texts),
         )
         parts = (
             (epoch & 0x7FFFFFFF, epoch >> 31, step & 0x7FFFFFFF, step >> 31, *sizes),
@@ -169,6 +183,8 @@ class StepPlan(msgspec.Struct, frozen=True):
             window_updates.ravel(),
             poison_window_pages,
             state_changes.ravel(),
+            widths,
+            texts,
         )
         return StepPlan._view(np.concatenate(parts, dtype=np.int32, casting="same_kind"), epoch, step, sizes)
 
@@ -185,9 +201,9 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @staticmethod
     def _view(buffer: IntArray, epoch: int, step: int, sizes: Sequence[int]) -> StepPlan:
-        d, p, t, u, n, z, c, x, w, v, y, k = sizes
+        d, p, t, u, n, z, c, x, s, v, y, k, w, h = sizes
         arrays, start = [], _HEADER
-        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, z, c, x, w, 3 * v, y, 4 * k):
+        for length in (d, d, p, p, p, p, t, 3 * u, SAMPLING_COLUMNS * n, z, c, x, s, 3 * v, y, 4 * k, w, h):
             arrays.append(buffer[start : start + length])
             start += length
         if start != len(buffer):
@@ -229,6 +245,20 @@ class PromptLogprobPart(msgspec.Struct, frozen=True):
     columns: LogprobColumns
 
 
+class VerifiedRows(msgspec.Struct, frozen=True):
+    """What became of the drafts of a step's R rows: the decode rows of `StepPlan.widths`, then the segments that
+    sample."""
+
+    counts: IntArray
+    """[R] tokens that count, of those that the step has sampled for the row: 1 and the accepted drafts."""
+    offered: IntArray
+    """[R] drafts that the row had, also if its width left no place for them."""
+    hits: IntArray
+    """[R] 1 where the first draft was the sampled token, also if it was not verified."""
+    predicted: IntArray
+    """[R] 1 where the drafts came from the text that the request predicted."""
+
+
 class StepResult(msgspec.Struct, frozen=True):
     """Result of one step. `tokens` [S] int32 in the order of `StepPlan.sampled_slots`; −1 where the logits were not
     finite: that request ends with an error, the others continue."""
@@ -239,3 +269,5 @@ class StepResult(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[PromptLogprobPart, ...] = ()
     pooled: FloatArray | None = None
     """[S, size] of a model that does not generate; `tokens` has 0 then, or −1."""
+    verified: VerifiedRows | None = None
+    """Of an engine that speculates."""

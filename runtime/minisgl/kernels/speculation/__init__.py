@@ -1,0 +1,1 @@
+"""Drafts of the next tokens, found in a row's own text, and their verification."""
