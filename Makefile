@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Of all clones: mypy compares the contents of files, and a first run takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(BUILD_CACHE),$(HOME)/.cache/minisgl)/mypy
 
-.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-gpu lock lock-base clean install
+.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-drafts test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench-operator: cluster-tools  ## measure the operator with 1,000 models on a se
 
 test-processors: install chromium  ## train both models under three instruction sets with five seeds each, and test each result; two hours
 	@.ci/processors
+
+test-drafts: install  ## compare answers with and without drafts in 500 random runs, about 100,000 tokens; half an hour
+	DRAFT_EXAMPLES=500 OMP_NUM_THREADS=1 .venv/bin/python -m pytest --no-cov -q --timeout 7200 tests/runtime/engine/test_drafts.py
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests

@@ -21,6 +21,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 KVCacheDType = Literal["auto", "fp8"]
 CacheKind = Literal["radix", "naive"]
 QuantizationChoice = Literal["fp8", "fp8-block", "int4"]
+SpeculativeChoice = Literal["off", "auto", "ngram"]
 Task = Literal["generate", "embed", "rerank", "classify"]
 """What a model is served for: to generate text, or to turn a text into an embedding, a pair of texts into a score, or a
 text into the probabilities of classes."""
@@ -163,6 +164,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             default="{} tokens",
         ),
     ] = DEFAULT_STEP_TOKENS
+    speculative: Annotated[
+        SpeculativeChoice,
+        option(
+            "verify several drafts of the next tokens in one step: auto and ngram find them where the last tokens "
+            "occurred before, in the prompt, the answer or the request's prediction, and verify as many as save time. "
+            "Answers stay the same. ngram refuses models that cannot do it, auto serves them without"
+        ),
+    ] = "off"
     dummy_weights: Annotated[
         bool, option("use random weights instead of the checkpoint's, for benchmarks; needs only config.json")
     ] = False
@@ -193,6 +202,7 @@ class EngineArgs(TypedDict, total=False):
     attention_backend: str
     cuda_graph_max_batch: int | None
     cuda_graph_max_tokens: int
+    speculative: SpeculativeChoice
     dummy_weights: bool
     audit: bool
 
@@ -230,6 +240,10 @@ class EngineSizes(msgspec.Struct, frozen=True, kw_only=True):
     large enough; without one it is launched kernel by kernel."""
     pooling: PooledOutput | None = None
     """None: the model generates."""
+    most_drafts: Index = 0
+    """Most drafts of a row in a step; 0: the engine does not speculate."""
+    max_decode_rows: Index = 0
+    """Most decode rows of a step, if drafts make them more than `max_running`."""
 
 
 class SchedulerConfig(EngineSizes, frozen=True, kw_only=True):

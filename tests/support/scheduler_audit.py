@@ -37,6 +37,8 @@ def check(scheduler: Scheduler) -> None:
         own += pages[pool.owner[pages] == Owner.ROW].tolist()
         assert table.num_pages[slot] * page >= table.computed[slot], f"row {slot} writes outside of its pages"
         assert table.in_flight[slot] >= 0
+        assert table.drafts_in_flight[slot] >= 0
+        assert table.in_flight[slot] or not table.drafts_in_flight[slot], "drafts of no step are in flight"
         if table.phase[slot] == Phase.DECODE:
             ahead = table.computed[slot] - (table.length[slot] - 1)
             assert 0 <= ahead <= table.in_flight[slot], "more tokens are under way than steps"

@@ -95,9 +95,12 @@ class Harness:
         window: int | None = None,
         window_pages: int = 0,
         checkpoints: int | None = None,
+        drafts: int = 0,
+        draft_seed: int | None = None,
     ) -> None:
         """`step_seconds`: time that a step takes on a clock of the engine's own. `window`: that of some layers, with so
-        many pages. `checkpoints`: those of recurrent states; None: no layer has one."""
+        many pages. `checkpoints`: those of recurrent states; None: no layer has one. `drafts`: most drafts of a row;
+        with `draft_seed` each row has a random number of them."""
         self.config = SchedulerConfig(
             num_pages=pages,
             page_size=page_size,
@@ -115,6 +118,8 @@ class Harness:
             max_waiting=max_waiting,
             target_itl_ms=target_itl_ms,
             step_graphs=step_graphs,
+            most_drafts=drafts,
+            max_decode_rows=rows * (drafts + 1),
         )
         limits = EngineLimits(
             num_pages=pages,
@@ -126,10 +131,15 @@ class Harness:
             max_model_len=max_model_len,
             vocab_size=VOCAB,
             eos_token_ids=EOS,
+            most_drafts=drafts,
         )
         self.engine = KvEngine(limits)
         self.grammars = ToyGrammars(VOCAB)
         self.scheduler = Scheduler(self.config, compiler=cast(ConstraintCompiler, self.grammars))
+        if draft_seed is not None:
+            random = np.random.default_rng(draft_seed)
+            numbers = lambda slots, most: random.integers(0, np.maximum(most, 0) + 1, dtype=np.int32)  # noqa: E731
+            self.scheduler.drafts._numbers = numbers  # type: ignore[method-assign]
         self.timed = TimedEngine(self.engine, step_seconds)
         self.loop = StepLoop(self.scheduler, self.timed, self.timed.clock)
         self.answers: dict[bytes, Answer] = {}
@@ -163,10 +173,13 @@ class Harness:
 
     def run(self, steps: int = 10_000) -> None:
         """Run until all requests have ended."""
-        for _ in range(steps):
+        for step in range(1, steps + 1):
             if not self.scheduler.has_work:
                 return
             self.step()
+            if step % 100 == 0:
+                # Grammars are also compiled while steps run, which may go on as long as a request waits for its one.
+                self.grammars.compile(1)
         raise AssertionError(f"not done after {steps} steps: {self.scheduler.counters}")
 
     def check_in_flight(self) -> None:

@@ -95,6 +95,8 @@ class AttentionBatch:
     host_prefill_lengths: IntArray
     cascade: CascadeTables | None = None
     """Shared prefixes of the decode rows, if the step uses cascade attention."""
+    has_drafts: bool = False
+    """Whether decode rows attend to keys and values that others of the same step store."""
     window_table: torch.Tensor | None = None
     """As `page_table`, for layers with a window; None: there are none. Pages behind the window of a row's first token
     in the step are not the row's any more."""

@@ -106,6 +106,9 @@ class SplitDecode:
 
     def rotates(self, batch: AttentionBatch) -> bool:
         """Whether `rotate_and_decode` serves the whole `batch`, which has begun."""
+        if batch.has_drafts:
+            # Rows read what others store.
+            return False
         return not batch.num_segments and self._serving is None and batch.num_decode <= self._rows_together
 
     def _other(self, batch: AttentionBatch) -> DecodeBackend | None:

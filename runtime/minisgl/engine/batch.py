@@ -13,6 +13,7 @@ from minisgl.attention.recurrent import Prompts, StateChanges
 from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.prompt_chunks import PromptChunks, Segment, chunks_of, most_chunks
+from minisgl.kernels.speculation.step_rows import SampledRows
 from minisgl.wire.plan import EMPTY, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
 
@@ -64,6 +65,10 @@ class DeviceStep:
     """[Y]"""
     state_changes: torch.Tensor
     """[4, K], see `StateChanges`."""
+    texts: torch.Tensor
+    """[H]"""
+    sampled: SampledRows | None
+    """Rows whose drafts are verified; None: the engine does not speculate."""
     changes: DeviceChanges | None
     cascade: CascadeTables | None
     prompts: Prompts | None
@@ -114,6 +119,11 @@ class PackedStep:
         self._sample_padding = 0
         self._dummy_slot = tables.dummy_slot
         self._has_chunks = tables.has_chunks
+        self.speculates = tables.texts is not None
+        self._widths = plan.widths if len(plan.widths) else np.ones(len(plan.decode_slots), np.int32)
+        self._first = self._widths.cumsum(dtype=np.int32) - self._widths
+        self._places = np.arange(len(plan.decode_slots), dtype=np.int32) - np.repeat(self._first, self._widths)
+        """[D] number of decode rows of the same row before each."""
         if size is not None:
             self._pad(size)
         parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts(size)
@@ -122,6 +132,11 @@ class PackedStep:
         self.lengths = tuple(map(len, self._parts))
         """Lengths of the parts of the buffer."""
         self.size = sum(self.lengths)
+
+    @property
+    def texts(self) -> IntArray:
+        """Texts of rows that join."""
+        return self._plan.texts
 
     @property
     def segments(self) -> list[Segment]:
@@ -140,6 +155,11 @@ class PackedStep:
         return len(self.prefill_lengths)
 
     @property
+    def has_drafts(self) -> bool:
+        """Whether some row has several decode rows, each of which attends to those before it."""
+        return len(self._widths) < len(self._plan.decode_slots)
+
+    @property
     def graph_size(self) -> int:
         """Size of the parts that a CUDA graph reads."""
         return sum(self.lengths[: self._graph_parts])
@@ -152,6 +172,7 @@ class PackedStep:
         if rows:
             self.decode_slots = _extended(self.decode_slots, rows, self._dummy_slot)
             self.decode_positions = _extended(self.decode_positions, rows)
+            self._places = _extended(self._places, rows)
         self._sample_padding = size.decode + size.segments - self.sampled
         if size.tokens:
             # The first segment behind those of the plan has the padding, the others are empty.
@@ -171,7 +192,7 @@ class PackedStep:
     def _decode_parts(self) -> list[IntArray]:
         after = self.decode_positions + np.int32(1)
         rows = np.arange(self.num_decode, dtype=np.int32)
-        first = [self.decode_slots, self.decode_positions, after, self.decode_slots, after, rows]
+        first = [self.decode_slots, self._decode_places(), after, self.decode_slots, after, rows]
         return [*first, EMPTY, EMPTY, np.zeros(1, np.int32), EMPTY, self._cascade_part(), EMPTY, EMPTY]
 
     def _mixed_parts(self, size: StepSize | None) -> list[IntArray]:
@@ -187,7 +208,7 @@ class PackedStep:
         padding = self._sample_padding
         return [
             np.concatenate((self.decode_slots, np.repeat(self._prefill_slots, lengths))),
-            np.concatenate((self.decode_positions, positions)),
+            np.concatenate((self._decode_places(), positions)),
             after,
             _extended(self.sampled_slots, padding, self._dummy_slot),
             _extended(self._sample_positions, padding),
@@ -199,6 +220,19 @@ class PackedStep:
             self._cascade_part(),
             *self._chunk_parts(size),
         ]
+
+    def _decode_places(self) -> IntArray:
+        """[D] positions, or what `place_drafts` makes positions of."""
+        return self._places if self.speculates else self.decode_positions
+
+    def _verified_parts(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Slots, first sampled tokens and widths of the rows that sample, as `SampledRows`."""
+        if not self.speculates:
+            return EMPTY, EMPTY, EMPTY
+        decode = len(self._plan.decode_slots)
+        prompts = np.arange(decode, self.sampled, dtype=np.int32)
+        first = np.concatenate((self._first, prompts))
+        return self.sampled_slots[first], first, np.concatenate((self._widths, np.ones_like(prompts)))
 
     def _chunk_parts(self, size: StepSize | None) -> tuple[IntArray, IntArray]:
         if not self._has_chunks:
@@ -221,7 +255,8 @@ class PackedStep:
         plan = self._plan
         pages = plan.page_updates.ravel(), self._new_rows, plan.poison_pages
         windows = plan.window_updates.ravel(), plan.poison_window_pages
-        return [*pages, *windows, self.state_changes.columns.ravel(), self.processors.packed()]
+        states_and_texts = self.state_changes.columns.ravel(), plan.texts
+        return [*pages, *windows, *states_and_texts, *self._verified_parts(), self.processors.packed()]
 
     @property
     def depends_on_lengths(self) -> bool:
@@ -264,11 +299,16 @@ class PackedStep:
             window_updates=next(parts).view(3, -1),
             poison_window_pages=next(parts),
             state_changes=next(parts).view(4, -1),
+            texts=next(parts),
+            sampled=self._sampled_view(next(parts), next(parts), next(parts)),
             changes=self.processors.view(next(parts)),
         )
 
     def _cascade_view(self, part: torch.Tensor) -> CascadeTables | None:
         return None if self._cascade is None else self._cascade.view(part, self.num_decode)
+
+    def _sampled_view(self, *columns: torch.Tensor) -> SampledRows | None:
+        return SampledRows(*columns) if self.speculates else None
 
     def _prompts_view(
         self, slots: torch.Tensor, offsets: torch.Tensor, chunks: torch.Tensor, ends: torch.Tensor

@@ -14,7 +14,7 @@ from minisgl.engine.batch import PackedStep
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.runner import PlainSample, Runner
 from minisgl.engine.step_guard import StepGuard, check_hashes, gather_hashes
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult, VerifiedRows
 
 
 @dataclass(slots=True)
@@ -84,8 +84,10 @@ class CpuEngine:
             return self._finish(plan.step, plain)
 
     def _finish(self, step: int, plain: PlainSample) -> StepResult:
-        tokens, *reports = self.runner.resample(plain)
+        tokens, *reports, verified = self.runner.resample(plain)
         if self._compare_ranks:
             check_hashes(step, gather_hashes(self._parallel, tokens).tolist())
         on_host = [None if report is None else report.numpy() for report in reports]
-        return StepResult(step, tokens.numpy(), *plain.packed.processors.unpack(*on_host))
+        logprobs = plain.packed.processors.unpack(*on_host)
+        rows = None if verified is None else VerifiedRows(*verified.numpy())
+        return StepResult(step, tokens.numpy(), *logprobs, verified=rows)

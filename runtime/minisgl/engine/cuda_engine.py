@@ -21,7 +21,7 @@ from minisgl.engine.logits_processors import StepProcessors
 from minisgl.engine.runner import PlainSample, Runner, StepTensors
 from minisgl.engine.step_guard import StepGuard, check_hashes, gather_hashes
 from minisgl.kernels.sampling.processor_tables import ProcessorTables
-from minisgl.wire.plan import IntArray, StepPlan, StepResult
+from minisgl.wire.plan import IntArray, StepPlan, StepResult, VerifiedRows
 
 _RING: Final = 4
 """Number of staging buffers: one more than the steps that are ever in flight."""
@@ -33,7 +33,8 @@ _MASKS: Final = 256
 class _Staging:
     """Pinned memory of one launched step: inputs for the device, and results."""
 
-    def __init__(self, capacity: int, max_running: int, ranks: int) -> None:
+    def __init__(self, capacity: int, rows: int, ranks: int) -> None:
+        """`rows`: most sampled ones."""
         self.step = -1
         """Number of the step that is not collected yet; −1: free."""
         self.unsampled: tuple[StepGraph | None, PlainSample] | None = None
@@ -41,7 +42,9 @@ class _Staging:
         self.queued: _QueuedMasks | None = None
         """Masks for which its sampling waits."""
         self._input = torch.empty(capacity, dtype=torch.int32, pin_memory=True)
-        self._tokens = torch.empty(max_running, dtype=torch.int32, pin_memory=True)
+        self._tokens = torch.empty(rows, dtype=torch.int32, pin_memory=True)
+        self._verified = torch.empty(4 * rows, dtype=torch.int32, pin_memory=True)
+        self._num_verified = 0
         self._hashes = torch.empty(ranks, dtype=torch.int64, pin_memory=True)
         self._sampled = 0
         self._processors = StepProcessors()
@@ -62,9 +65,13 @@ class _Staging:
     def download(self, results: StepTensors, hashes: torch.Tensor | None, processors: StepProcessors) -> None:
         """Queue the copies of a step's results; `processors` decodes the log-probabilities."""
         self._processors = processors
-        self._reports = [_to_host(report) for report in results[1:]]
+        self._reports = [_to_host(report) for report in (results.report, results.prompt_report)]
         self._sampled = len(results.tokens)
         self._tokens[: self._sampled].copy_(results.tokens, non_blocking=True)
+        self._num_verified = 0
+        if results.verified is not None:
+            self._num_verified = results.verified.numel()
+            self._verified[: self._num_verified].copy_(results.verified.view(-1), non_blocking=True)
         if hashes is not None:
             self._hashes.copy_(hashes, non_blocking=True)
         self._done.record()
@@ -76,7 +83,11 @@ class _Staging:
         tokens = self._tokens[: self._sampled].numpy().copy()
         step, self.step = self.step, -1
         report, prompt_report = (None if each is None else each.numpy() for each in self._reports)
-        return StepResult(step, tokens, *self._processors.unpack(report, prompt_report)), self._hashes.tolist()
+        logprobs = self._processors.unpack(report, prompt_report)
+        verified = None
+        if self._num_verified:
+            verified = VerifiedRows(*self._verified[: self._num_verified].numpy().reshape(4, -1).copy())
+        return StepResult(step, tokens, *logprobs, verified=verified), self._hashes.tolist()
 
 
 class _MaskViews(NamedTuple):
@@ -220,10 +231,11 @@ class CudaEngine:
         self._stream = torch.cuda.Stream()
         # Large enough for all but unusual steps: three values per token, and per row about fifteen and some page
         # updates.
-        capacity = 4 * max_step_tokens + 32 * limits.max_running + 1024
+        rows = max(limits.max_running, limits.max_decode_rows)
+        capacity = 4 * max_step_tokens + 32 * rows + 1024
         self._upload = torch.zeros(capacity, dtype=torch.int32, device=runner.tables.page_table.device)
         self._views = StepViews(self._upload)
-        self._ring = [_Staging(capacity, limits.max_running, parallel.size) for _ in range(_RING)]
+        self._ring = [_Staging(capacity, rows, parallel.size) for _ in range(_RING)]
         self._masks = _Masks(limits.max_running, limits.vocab_size, self._upload.device)
         self._launched = 0
         self._guard = StepGuard()
@@ -340,6 +352,9 @@ class CudaEngine:
             self._upload[: packed.graph_size].copy_(buffer[: packed.graph_size])
         runner.apply_updates(packed, step)
         graph.replay(runner.attention_batch(packed, step))
+        if buffer is not self._upload:
+            # What the graph has completed.
+            buffer[: packed.graph_size].copy_(self._upload[: packed.graph_size])
         runner.save_states()
         logits, tokens = graph.logits[: packed.sampled], graph.tokens[: packed.sampled]
         if packed.sampled:
@@ -351,7 +366,8 @@ class CudaEngine:
         processors = plain.packed.processors
         sampling = None if graph is None else self._sampling.find(graph, processors)
         if sampling is not None:
-            results = StepTensors(plain.tokens, sampling.replay(processors))
+            report = sampling.replay(processors)
+            results = StepTensors(plain.tokens, report, verified=self.runner.verify(plain))
         else:
             results = self.runner.resample(plain)
         hashes = gather_hashes(self._parallel, results.tokens) if self._compare_ranks else None

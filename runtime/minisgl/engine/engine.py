@@ -43,6 +43,7 @@ from minisgl.models.pooling_config import PoolingConfig
 from minisgl.models.pooling_files import read_pooling
 from minisgl.models.random_weights import fill_random
 from minisgl.models.weights import load_weights
+from minisgl.wire.messages import MOST_DRAFTS
 from minisgl.wire.status import DataTypes
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,10 @@ AnyEngine = TypeVar("AnyEngine", CudaEngine, PoolingEngine)
 _GRAPH_BYTES: Final = 8 << 20
 """Memory of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
 
+
+_DECODE_ROWS: Final = (64, 512)
+"""Most decode rows of an engine that speculates: at least those of eight requests with all their drafts, and at most so
+many, unless it runs more requests."""
 
 _MOE_GRAPH_TOKENS: Final = 1024
 """Most prompt tokens of a captured step of a model with experts: for many more, torch's kernels serve the experts."""
@@ -131,6 +136,7 @@ class _EngineBuilder:
     _report: Progress
     _clock: StartClock
     _states: RecurrentStates | None = None
+    _speculates: bool = False
 
     def build(self) -> CpuEngine | CudaEngine | PoolingEngine:
         """Run all phases. Raises as `create_engine`."""
@@ -171,7 +177,9 @@ class _EngineBuilder:
         data_types = self._data_types(model.parameters, kv_cache)
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
-        self._largest_graph = config.max_running if limit is None else min(limit, config.max_running)
+        self._speculates = self._finds_drafts()
+        rows = self._decode_rows
+        self._largest_graph = rows if limit is None else min(limit, rows)
         self._prefill_graphs = self._prefill_sizes() if pooler is None else self._text_sizes()
         if pooler is not None:
             self._largest_graph = 0
@@ -211,6 +219,8 @@ class _EngineBuilder:
             else tuple((size.decode, size.tokens) for size in self._prefill_graphs),
             pooling=None if self._pooling is None else _pooled_output(self._pooling),
             state_checkpoints=None if self._states is None else self._layout.state_checkpoints(pages.full),
+            most_drafts=MOST_DRAFTS if self._speculates else 0,
+            max_decode_rows=self._decode_rows if self._speculates else 0,
         )
         if pooler is not None:
             texts = PagedTexts(runner, pooler, self._prefill_graphs)
@@ -316,6 +326,39 @@ class _EngineBuilder:
         assert isinstance(model, Decoder), "encoders compute whole texts"
         return model, pooler
 
+    def _finds_drafts(self) -> bool:
+        """Whether the engine speculates. Raises EngineError where the user demands it and it cannot."""
+        choice = self._config.speculative
+        if choice == "off" or self._pooling is not None:
+            return False
+        reason = self._why_no_drafts()
+        if reason is None:
+            return True
+        if choice == "ngram":
+            raise EngineError(
+                "speculation_unsupported",
+                f"--speculative ngram cannot be used here: {reason}; use --speculative auto or off",
+            )
+        logger.info("no drafts are verified: %s", reason)
+        return False
+
+    def _why_no_drafts(self) -> str | None:
+        if self._layout.window is not None:
+            return "the model has layers with a window, whose pages are released while a step runs"
+        if self._model_config.recurrences:
+            return "the model has recurrent states, which cannot go back to the last accepted draft"
+        if self._device.type == "cuda":
+            for name in ("flashinfer", "torch"):
+                if any(kind.decode.name == name for kind in self._attention.kinds):
+                    return f"decode attention by {name} needs lengths that only the device knows"
+        return None
+
+    @property
+    def _decode_rows(self) -> int:
+        """Most decode rows of a step."""
+        requests, (least, most) = self._config.max_running, _DECODE_ROWS
+        return max(least, requests, min(2 * requests, most)) if self._speculates else requests
+
     def _new_states(self, full_pages: int) -> RecurrentStates | None:
         """States of all rows, the dummy row included, and their checkpoints beside so many pages; None: no layer has
         one."""
@@ -377,7 +420,7 @@ class _EngineBuilder:
         limits = self._config.cuda_graph_max_tokens, self._config.max_step_tokens
         # The padding of a step may be one segment of all its tokens, which has as many positions.
         most = min(most, *limits, self._max_model_len, most_keys)
-        return prefill_sizes(self._largest_graph, most, self._config.max_step_tokens)
+        return prefill_sizes(min(self._largest_graph, self._config.max_running), most, self._config.max_step_tokens)
 
     def _text_sizes(self) -> list[StepSize]:
         """Sizes of the steps of texts that are captured."""
@@ -449,7 +492,7 @@ class _EngineBuilder:
             graphs += len(self._prefill_graphs) * _GRAPH_BYTES
             graphs += step_bytes * (largest.tokens + largest.decode) // config.max_step_tokens
         sampling = sampling_bytes(
-            config.max_running, model.config.vocab_size, self._parallel.size, self._shape.dtype.itemsize
+            self._decode_rows, model.config.vocab_size, self._parallel.size, self._shape.dtype.itemsize
         )
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - sampling
 
@@ -462,7 +505,13 @@ class _EngineBuilder:
         vocab_size = self._model_config.vocab_size
         has_states = bool(self._model_config.recurrences)
         tables = kv_pool.new_tables(
-            kv, config.max_running, self._shape.pages_per_row, vocab_size, has_states=has_states
+            kv,
+            config.max_running,
+            self._shape.pages_per_row,
+            vocab_size,
+            has_states=has_states,
+            decode_rows=self._decode_rows,
+            text_length=self._max_model_len if self._speculates else 0,
         )
         return Runner(model, self._parallel, kv, tables, self._attention.over(kv), self._states)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.stored_kv import FP8
 from minisgl.kernels.pointwise.step_inputs import step_inputs
+from minisgl.kernels.speculation.place_drafts import place_drafts
+from minisgl.kernels.speculation.step_rows import DecodeRows
+from minisgl.kernels.speculation.verify_drafts import verify_drafts
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.wire.plan import StepPlan
@@ -66,6 +70,8 @@ class StepTensors(NamedTuple):
     """Log-probabilities of the sampled tokens, as `logprobs.report` returns them."""
     prompt_report: torch.Tensor | None = None
     """Log-probabilities of prompt tokens."""
+    verified: torch.Tensor | None = None
+    """[4, R] int32 of an engine that speculates, see `verify_drafts`."""
 
 
 class PlainSample(NamedTuple):
@@ -143,6 +149,8 @@ class Runner:
             self.tables.set_pages(step.page_updates)
         if step.window_updates.shape[1]:
             self.tables.set_window_pages(step.window_updates)
+        if len(step.texts):
+            self.tables.set_texts(packed.texts, step.texts)
         if self._states is not None:
             self._states.change(packed.state_changes, step.state_changes)
 
@@ -161,6 +169,7 @@ class Runner:
             host_prefill_starts=packed.prefill_starts,
             host_prefill_lengths=packed.prefill_lengths,
             cascade=step.cascade,
+            has_drafts=packed.has_drafts,
         )
 
     def logits(
@@ -181,8 +190,13 @@ class Runner:
         """Hidden states [S, hidden] of the tokens `rows`, or of all tokens [T, hidden]."""
         tables = self.tables
         slots, positions, page_size = step.slots, step.positions, self.kv.page_size
+        decode_tokens = None
+        if tables.texts is not None and packed.num_decode:
+            decode_tokens = self._place(packed.num_decode, step)
+            if self.device.type == "cpu":
+                batch = dataclasses.replace(batch, host_decode_lengths=step.decode_lengths.numpy())
         tokens, locations = step_inputs(
-            slots, positions, step.prefill_tokens, tables.page_table, tables.last_token, page_size
+            slots, positions, step.prefill_tokens, tables.page_table, tables.last_token, page_size, decode_tokens
         )
         window_locations = None
         if tables.window_table is not None:
@@ -196,6 +210,18 @@ class Runner:
             else:
                 self._states.begin(batch.decode_slots, packed.segments)
         return self._model.forward(tokens, step.positions, attention, rows, self._states)
+
+    def _place(self, decode: int, step: DeviceStep) -> torch.Tensor:
+        """Input tokens [D] of the decode rows, whose slots and positions are completed in the step."""
+        assert self.tables.texts is not None
+        rows = DecodeRows(
+            step.slots[:decode],
+            step.positions[:decode],
+            step.decode_lengths,
+            step.sample_positions,
+            step.sample_rows,
+        )
+        return place_drafts(self.tables.texts, rows, self.tables.dummy_slot)
 
     def save_states(self) -> None:
         """Save recurrent states that the forward pass of a step has left, behind it."""
@@ -221,7 +247,14 @@ class Runner:
         if packed.processors.stages:
             step = plain.step.without_padding(packed.sampled)
             report = self.sampler.resample(plain.logits, step, plain.tokens, packed.processors)
-        return StepTensors(plain.tokens, report, plain.prompt_report)
+        return StepTensors(plain.tokens, report, plain.prompt_report, self.verify(plain))
+
+    def verify(self, plain: PlainSample) -> torch.Tensor | None:
+        """Verify the drafts of a step by its tokens, and find new ones. Returns `StepTensors.verified`."""
+        step, texts = plain.step, self.tables.texts
+        if texts is None or step.sampled is None or not plain.packed.sampled:
+            return None
+        return verify_drafts(texts, step.sampled, plain.tokens, step.sample_positions)
 
     def run_hidden(self, packed: PackedStep, step: DeviceStep) -> torch.Tensor:
         """Run the step eagerly up to the hidden states [S, hidden] of the last tokens of prompts that end in it."""

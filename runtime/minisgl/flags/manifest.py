@@ -32,6 +32,7 @@ SETTINGS: Final[Mapping[str, tuple[str, type]]] = {
     "engine.device": ("device", str),
     "engine.quantization": ("quantization", str),
     "engine.kvCacheDtype": ("kv-cache-dtype", str),
+    "engine.speculative": ("speculative", str),
     "engine.startupTimeoutSeconds": ("startup-timeout", int),
     "drainSeconds": ("drain-timeout", int),
     "recovery.maxRestarts": ("max-restarts", int),
@@ -240,5 +241,7 @@ def _expect(value: Any, kind: type, where: str) -> Any:
     # In Python `true` is the integer 1; to an API server it is not.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         expected = {str: "text", int: "a whole number", list: "a list", dict: "an object"}[kind]
-        raise ManifestError(f"{where}: {value!r} is not {expected}")
+        # YAML takes `off` and `on` for false and true.
+        quotes = "; put it in quotes" if kind is str and isinstance(value, bool) else ""
+        raise ManifestError(f"{where}: {value!r} is not {expected}{quotes}")
     return value

@@ -179,6 +179,8 @@ class Settings:
             if not isinstance(value, bool):
                 self.usage_error(f"{where}: {value!r} is neither true nor false")
             return value
+        if value is False and action.choices is not None and "off" in action.choices:
+            value = "off"  # as YAML reads it without quotes
         if isinstance(value, dict) and action.type is json_object:
             value = msgspec.json.encode(value).decode()
         if isinstance(value, bool | list | dict):

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.pages import Room
@@ -160,29 +159,34 @@ class Admission:
         assert victim is not None
         self._preempt(victim)
 
-    def preempt_for_pages(self, slots: IntArray, needs_page: NDArray[np.bool_]) -> IntArray:
-        """Preempt the requests of lowest priority when rows that need a page outnumber the available pages.
+    def preempt_for_pages(self, slots: IntArray, needed: IntArray) -> IntArray:
+        """Preempt the requests of lowest priority when rows need more pages, `needed` [D], than are available.
 
         Returns the rows that decode in this step. A preempted row that is in flight frees its pages one step later;
         until then rows without a page pause.
         """
         table = self._table
         running = self._running()
-        growing = set(slots[needs_page].tolist())
+        growing = {slot: count for slot, count in zip(slots.tolist(), needed.tolist(), strict=True) if count}
         coming = self._pages.reclaimable(table.unsettled)
         preempted: set[int] = set()
-        while len(growing) > self._pages.room.plus(coming).rows and len(running) > 1:
+        while sum(growing.values()) > self._pages.room.plus(coming).rows and len(running) > 1:
             victim = running.pop().slot
             assert victim is not None
             self._preempt(victim)
-            growing.discard(victim)
+            growing.pop(victim, None)
             preempted.add(victim)
             if table.in_flight[victim]:
                 coming = coming.plus(self._pages.reclaimable([victim]))
         if preempted:
             self._growth_share = min(self._growth_share + GROWTH_SHARE_RAISE, 1.0)
-        granted = [r.slot for r in running if r.slot in growing][: self._pages.room.rows]
-        paused = growing.difference(granted)
+        left, paused = self._pages.room.rows, set()
+        for request in running:
+            count = growing.get(request.slot, 0) if request.slot is not None else 0
+            if count > left:
+                paused.add(request.slot)
+            else:
+                left -= count
         stays = [slot for slot in slots.tolist() if slot not in preempted and slot not in paused]
         return np.array(stays, np.int32)
 

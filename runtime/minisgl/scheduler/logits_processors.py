@@ -7,6 +7,7 @@ import numpy as np
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.request import Request
 from minisgl.wire.logits_processors import RowLogitsProcessors
+from minisgl.wire.messages import SamplingParams
 from minisgl.wire.plan import EMPTY, IntArray
 
 
@@ -17,7 +18,7 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
     """
     params, slot, constrained = request.params, request.slot, request.is_constrained
     assert slot is not None
-    penalized = params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+    penalized = is_penalized(params)
     # The masks of a constrained row have its minimum length as well.
     masked = _masked_ids(request, config) if params.min_tokens and not constrained else []
     reports = params.logprobs is not None or params.prompt_logprobs is not None
@@ -42,6 +43,11 @@ def encode_logits_processors(request: Request, config: SchedulerConfig) -> IntAr
         late=constrained,
         logprob_ids=np.array(params.logprob_token_ids, np.int32),
     ).encode()
+
+
+def is_penalized(params: SamplingParams) -> bool:
+    """Whether tokens that occurred before are less likely."""
+    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
 def _masked_ids(request: Request, config: SchedulerConfig) -> list[int]:

@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from minisgl.scheduler.request import Phase, RequestTable
+from minisgl.scheduler.request import Completed, Phase, RequestTable
 from minisgl.wire.messages import PromptLogprobs, TokenLogprobs
-from minisgl.wire.plan import IntArray, LogprobColumns, PromptLogprobPart, RowLogprobs
+from minisgl.wire.plan import LogprobColumns, PromptLogprobPart, RowLogprobs
 
 MESSAGE_TOKENS: Final = 2048
 """Prompt tokens in one message: with the largest `prompt_logprobs`, an eighth of the largest message."""
 
 
-def row_logprobs(
-    table: RequestTable, reported: RowLogprobs, sampled: IntArray, slots: IntArray
-) -> dict[int, TokenLogprobs]:
-    """Messages by row of `slots`, the rows that clients receive; `sampled` [S] are the slots of the step's result."""
-    row_of = {slot: row for row, slot in enumerate(slots.tolist())}
+def row_logprobs(table: RequestTable, reported: RowLogprobs, done: Completed) -> dict[int, TokenLogprobs]:
+    """Messages by row of `done`, the tokens that clients receive."""
+    row_of = {row: index for index, row in enumerate(done.rows.tolist())}
     messages = {}
-    for i, slot in enumerate(sampled[reported.rows].tolist()):
-        row = row_of.get(slot)
-        if row is not None:
-            messages[row] = _message(reported.columns[i : i + 1], table.request(slot).params.logprobs)
+    for i, row in enumerate(reported.rows.tolist()):
+        index = row_of.get(row)
+        if index is not None:
+            tops = table.request(int(done.slots[index])).params.logprobs
+            messages[index] = _message(reported.columns[i : i + 1], tops)
     return messages
 
 

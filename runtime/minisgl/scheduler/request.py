@@ -115,9 +115,29 @@ class Completed(msgspec.Struct, frozen=True):
     tokens: IntArray
     finish: NDArray[np.uint8]
     """Index into FINISH_REASONS."""
+    rows: IntArray
+    """Index of the token in the step's result."""
 
     def __getitem__(self, rows: NDArray[np.bool_]) -> Completed:
-        return Completed(self.slots[rows], self.index[rows], self.tokens[rows], self.finish[rows])
+        return Completed(self.slots[rows], self.index[rows], self.tokens[rows], self.finish[rows], self.rows[rows])
+
+
+class DraftRows(msgspec.Struct, frozen=True):
+    """Rows of a launched step that sample, where the engine speculates."""
+
+    slots: IntArray
+    """[R]"""
+    first: IntArray
+    """[R] index of the row's first token in the step's result."""
+    widths: IntArray
+    """[R] number of its tokens there."""
+
+    @staticmethod
+    def of(decode: IntArray, widths: IntArray, prompts: IntArray) -> DraftRows:
+        """Rows of a step: `decode` [W] with these `widths`, and `prompts` that end in it."""
+        slots = np.concatenate((decode, prompts))
+        widths = np.concatenate((widths, np.ones_like(prompts)))
+        return DraftRows(slots, widths.cumsum(dtype=np.int32) - widths, widths)
 
 
 class RequestTable:
@@ -136,6 +156,11 @@ class RequestTable:
         self.phase: NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.in_flight = column()
         self.computed = column()
+        self.drafts_in_flight = column()
+        """Drafts of launched steps that are not collected: `computed` is the least that the row may have, and grows by
+        those that are accepted."""
+        self.may_draft: NDArray[np.bool_] = np.zeros(rows, np.bool_)
+        """Rows whose next tokens may be verified several at a time."""
         self.length = column()
         self.limit = column()
         self.prompt_length = column()
@@ -201,6 +226,7 @@ class RequestTable:
         cached, total = len(cached_pages), len(cached_pages) + len(own_pages)
         self.phase[slot] = Phase.PREFILL
         self.computed[slot] = cached * page_size
+        self.drafts_in_flight[slot] = 0
         self.length[slot] = self.prefill_end[slot] = length
         self.limit[slot] = request.limit
         self.prompt_length[slot] = request.prompt_length
@@ -238,9 +264,12 @@ class RequestTable:
         self.in_prefill.discard(slot)
         return True
 
-    def launch_decode(self, slots: IntArray, positions: IntArray) -> None:
-        """A step computes the newest token of each row, at `positions`, and samples the next."""
+    def launch_decode(self, slots: IntArray, positions: IntArray, widths: IntArray) -> None:
+        """A step computes the newest token of each row, at `positions` or behind, and samples the next; with `widths`
+        it also verifies so many drafts less one."""
         self.computed[slots] = positions + 1
+        if len(widths):
+            self.drafts_in_flight[slots] += widths - 1
 
     def launch(self, slots: IntArray) -> IntArray:
         """Count the launched step of these rows. Returns its mask over all rows, for `collect`."""
@@ -267,9 +296,30 @@ class RequestTable:
         Rows that end with the step are ENDING afterwards; `Completed.finish` is the reason.
         """
         self.in_flight -= mask
+        return self._append(sampled, tokens, np.arange(len(sampled), dtype=np.int32))
+
+    def collect_drafts(self, mask: IntArray, rows: DraftRows, tokens: IntArray, counts: IntArray) -> Completed:
+        """`collect` of a step of an engine that speculates: the first `counts` [R] tokens of each of `rows` count, up
+        to one that ends its request."""
+        self.in_flight -= mask
+        self.drafts_in_flight[rows.slots] -= rows.widths - 1
+        # The last token of a sequence is no input, also not in the step after the one that ends the request.
+        self.computed[rows.slots] = np.minimum(self.computed[rows.slots] + counts - 1, self.limit[rows.slots] - 1)
+        parts = [self._append(rows.slots, tokens, rows.first)]
+        for place in range(1, int(counts.max(initial=1))):
+            has = counts > place
+            parts.append(self._append(rows.slots[has], tokens, rows.first[has] + np.int32(place)))
+        if len(parts) == 1:
+            return parts[0]
+        columns = ([getattr(part, name) for part in parts] for name in Completed.__struct_fields__)
+        return Completed(*map(np.concatenate, columns))
+
+    def _append(self, sampled: IntArray, tokens: IntArray, rows: IntArray) -> Completed:
+        """Append to each row of `sampled` [N] that has not ended its token: that of `rows` [N] of all `tokens`."""
         if self.unsettled:
             counts = self.phase[sampled] != Phase.ENDING
-            sampled, tokens = sampled[counts], tokens[counts]
+            sampled, rows = sampled[counts], rows[counts]
+        tokens = tokens.take(rows)
         before = self.length.take(sampled)
         after = before + 1
         self.tokens[sampled, before] = tokens
@@ -280,7 +330,7 @@ class RequestTable:
         if np.count_nonzero(ends):
             for row in ends.nonzero()[0].tolist():
                 finish[row] = self._finish(int(sampled[row]), int(tokens[row]))
-        return Completed(sampled, before - self.prompt_length.take(sampled), tokens, finish)
+        return Completed(sampled, before - self.prompt_length.take(sampled), tokens, finish, rows)
 
     def take_resumed(self, slots: IntArray) -> dict[int, int]:
         """Number of preemptions by index in `slots`, for rows with the first token behind a preemption."""

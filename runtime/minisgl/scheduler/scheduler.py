@@ -16,11 +16,12 @@ from minisgl.scheduler.admission import Admission
 from minisgl.scheduler.compiling import ConstraintCompiler
 from minisgl.scheduler.constrained import NOTHING_TO_CONSUME, BeginRows, Compiled, ConstrainedRequests, Consuming
 from minisgl.scheduler.deadlines import Deadlines
+from minisgl.scheduler.drafts import Drafts, with_drafts
 from minisgl.scheduler.logits_processors import encode_logits_processors
 from minisgl.scheduler.logprobs import prompt_logprobs, row_logprobs
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.scheduler.queue import WaitingQueue
-from minisgl.scheduler.request import ERROR, Completed, Request, RequestTable
+from minisgl.scheduler.request import ERROR, Completed, DraftRows, Request, RequestTable
 from minisgl.scheduler.row_pages import RowPages
 from minisgl.scheduler.shared_prefixes import SharedPrefixes
 from minisgl.scheduler.shares import Shares, has_share
@@ -54,6 +55,8 @@ class _Launched(msgspec.Struct, frozen=True):
     """[rows] 1 for the rows of the step."""
     sampled: IntArray
     """[S] slots of the rows that sample."""
+    drafts: DraftRows | None
+    """The same by row; None: the engine does not speculate."""
     constrained: IntArray
     """Those with a constraint."""
     slots: IntArray
@@ -66,7 +69,6 @@ class Advanced(msgspec.Struct, frozen=True):
     """A step by whose result requests are advanced, for `Scheduler.output`."""
 
     done: Completed
-    sampled: IntArray
     logprobs: RowLogprobs | None
     of_prompts: list[tuple[int, PromptLogprobs]]
     consuming: Consuming
@@ -106,6 +108,7 @@ class Scheduler:
         self.queue = WaitingQueue(self._shares)
         self.admission = Admission(config, self.table, self.pages, self.queue, self._shares, self.counters)
         self.constrained = ConstrainedRequests(config, self.table, compiler)
+        self.drafts = Drafts(config, self.table, self.times, self.counters)
         self._notices = StepOutput.without_tokens([], [])
         """Failures and acceptances that clients are not told yet."""
         self._unfinished: dict[bytes, Request] = {}
@@ -223,10 +226,10 @@ class Scheduler:
         if self._step % RETRY_STEPS == 0:
             self.admission.retry()
         updates: list[IntArray] = []
-        decode, positions = NO_PAGES, NO_PAGES
+        decode, positions, widths = NO_PAGES, NO_PAGES, NO_PAGES
         segments = self._plan_first_prompt() if is_shared else []
         if not segments:
-            decode, positions = self._plan_decode(updates)
+            decode, positions, widths = self._plan_decode(updates)
             segments = self._plan_prefill(decode, positions)
         if not len(decode) and not segments:
             if not self._launched and self.admission.preempt_for_prompts():
@@ -236,6 +239,7 @@ class Scheduler:
         admitted = self.admission.take_joining()
 
         slots, prefill, prefill_tokens, new_rows, processors = decode, _NO_SEGMENTS, EMPTY, NO_ROWS, EMPTY
+        texts, has_drafts = EMPTY, len(widths) and widths.max() > 1
         if segments:
             prefill = np.array(segments, np.int32)
             slots = np.concatenate((decode, prefill[:, 0]))
@@ -246,6 +250,11 @@ class Scheduler:
             updates += map(self._all_pages, admitted)
             new_rows = np.stack([_sampling_row(request) for request in admitted], axis=1)
             processors = np.concatenate([encode_logits_processors(request, self.config) for request in admitted])
+            if self.drafts.are_on:
+                texts = np.concatenate(list(map(self.drafts.join, admitted)))
+        rows, decode_ends = decode, positions + 1
+        if has_drafts:
+            decode, positions = with_drafts(decode, positions, widths)
         plan = StepPlan.build(
             epoch=self.epoch,
             step=self._step,
@@ -260,13 +269,19 @@ class Scheduler:
             new_rows=new_rows,
             poison_pages=self.pages.pool.take_freed(),
             logits_processors=processors,
-            shared_prefixes=self._shared_prefixes.for_step(self.table.page_table, decode, positions),
+            shared_prefixes=EMPTY
+            if has_drafts
+            else self._shared_prefixes.for_step(self.table.page_table, decode, positions),
             second_texts=self._second_texts(prefill[:, 0]),
+            widths=widths,
+            texts=texts,
             **self.pages.take_changes(admitted),
         )
-        sampled = plan.sampled_slots
-        ends = None if self.pages.windows is None else np.concatenate((positions + 1, prefill[:, 1] + prefill[:, 2]))
-        launched = self.table.launch(slots), sampled, self.constrained.launch(sampled), slots, ends
+        sampled, drafts = plan.sampled_slots, None
+        if self.drafts.are_on:
+            drafts = DraftRows.of(rows, widths, sampled[len(decode) :])
+        ends = None if self.pages.windows is None else np.concatenate((decode_ends, prefill[:, 1] + prefill[:, 2]))
+        launched = self.table.launch(slots), sampled, drafts, self.constrained.launch(sampled), slots, ends
         self._launched.append(_Launched(self._step, *launched))
         self._step += 1
         self.counters.steps += 1
@@ -285,7 +300,12 @@ class Scheduler:
         assert result.step == launched.step, "results are out of order"
         table = self.table
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
-        done = table.collect(launched.rows, launched.sampled, result.tokens)
+        if (drafts := launched.drafts) is None:
+            done = table.collect(launched.rows, launched.sampled, result.tokens)
+        else:
+            assert result.verified is not None or not len(drafts.slots)
+            counts = self.drafts.observe(drafts, result.verified)
+            done = table.collect_drafts(launched.rows, drafts, result.tokens, counts)
         if self.config.pooling is None:
             self.counters.generated_tokens += len(done.slots)
         if launched.ends is not None:
@@ -293,7 +313,7 @@ class Scheduler:
         consuming, errors = NOTHING_TO_CONSUME, _NO_ERRORS
         if len(launched.constrained):
             consuming, errors = self.constrained.advance(done, begin, consume=consume)
-        return Advanced(done, launched.sampled, result.logprobs, of_prompts, consuming, errors, result.pooled)
+        return Advanced(done, result.logprobs, of_prompts, consuming, errors, result.pooled)
 
     def output(self, advanced: Advanced) -> StepOutput:
         """Messages for clients about a step."""
@@ -316,13 +336,13 @@ class Scheduler:
             done.finish,
             table.cached.take(slots),
             failures,
-            {} if scored is None else row_logprobs(table, scored, advanced.sampled, slots),
+            {} if scored is None else row_logprobs(table, scored, done),
             advanced.of_prompts,
             self._started(done) if first else {},
             table.take_resumed(slots),
             accepted,
-            # The rows that remain have the order of the step.
-            None if advanced.pooled is None else advanced.pooled[np.isin(advanced.sampled, slots)],
+            None if advanced.pooled is None else advanced.pooled[done.rows],
+            self.drafts.predicted(slots),
         )
 
     def _forget_ended(self, done: Completed, errors: Mapping[int, CodedError]) -> list[Failure]:
@@ -376,33 +396,57 @@ class Scheduler:
         requests = {row: self.table.request(done.slots[row]) for row in np.flatnonzero(done.index == 0).tolist()}
         return {row: (r.admitted_at - r.queued_at, r.admitted_at) for row, r in requests.items()}
 
-    def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray]:
-        """Rows that decode in this step and the positions of their input tokens. Rows that need a page receive one; the
-        changes of page tables are appended to `updates`."""
+    def _plan_decode(self, updates: list[IntArray]) -> tuple[IntArray, IntArray, IntArray]:
+        """Rows that decode in this step, the positions of their input tokens, and their widths if the engine
+        speculates: 1 and the drafts that are verified. Rows that need pages receive them; the changes of page tables
+        are appended to `updates`."""
         table = self.table
         slots = self._shortest_first(table.decodable())
-        positions = table.computed.take(slots)
-        needs_page = positions >= table.num_pages.take(slots) * self.config.page_size
-        count = int(np.count_nonzero(needs_page))
-        if count:
+        widths = self.drafts.widths(slots, waiting=bool(table.in_prefill or (len(self.queue) and table.has_free_row)))
+        needed = self._missing_pages(slots, widths)
+        if count := int(needed.sum()):
+            if count > self.pages.room.rows and len(widths):
+                # Drafts are not worth a preemption.
+                widths = np.ones_like(widths)
+                needed = self._missing_pages(slots, widths)
+                count = int(needed.sum())
             if count > self.pages.room.rows:
-                slots = self.admission.preempt_for_pages(slots, needs_page)
+                slots = self.admission.preempt_for_pages(slots, needed)
                 # Some rows pause while others grow, which changes the order by length.
                 self._ordered_key = None
-                positions = table.computed[slots]
-                needs_page = positions >= table.num_pages[slots] * self.config.page_size
-            growing = slots[needs_page]
-            index = table.num_pages[growing]
-            pages = self.pages.allocate(len(growing))
-            table.page_table[growing, index] = pages
-            table.num_pages[growing] += 1
-            updates.append(np.array((growing, index, pages)))
-            if self.pages.windows is not None:
-                self.pages.windows.grow(growing)
-        table.launch_decode(slots, positions)
+                widths = widths[: len(slots)]
+                needed = self._missing_pages(slots, widths)
+            self._grow(slots, needed, updates)
+        positions = table.computed.take(slots)
+        table.launch_decode(slots, positions, widths)
         if self.pages.states is not None:
             self.pages.states.decode(slots, positions)
-        return slots, positions
+        return slots, positions, widths
+
+    def _missing_pages(self, slots: IntArray, widths: IntArray) -> IntArray:
+        """[D] pages that rows need for all tokens of the next step, wherever the device finds that they begin."""
+        table, page = self.table, self.config.page_size
+        ends = table.computed.take(slots) + 1
+        if len(widths):
+            ends += table.drafts_in_flight.take(slots) + widths - 1
+            np.minimum(ends, table.limit.take(slots) - 1, out=ends)
+        missing: IntArray = np.maximum(-(-ends // page) - table.num_pages.take(slots), 0)
+        return missing
+
+    def _grow(self, slots: IntArray, needed: IntArray, updates: list[IntArray]) -> None:
+        """Give rows so many pages."""
+        table = self.table
+        growing = np.repeat(slots, needed)
+        if not len(growing):
+            return
+        place = np.arange(len(growing), dtype=np.int32) - np.repeat(needed.cumsum(dtype=np.int32) - needed, needed)
+        index = table.num_pages[growing] + place
+        pages = self.pages.allocate(len(growing))
+        table.page_table[growing, index] = pages
+        table.num_pages[slots] += needed
+        updates.append(np.array((growing, index, pages)))
+        if self.pages.windows is not None:
+            self.pages.windows.grow(growing)
 
     def _shortest_first(self, rows: IntArray) -> IntArray:
         """`rows` by length, shortest first. Attention processes rows in this order, so that rows of similar length end

@@ -41,6 +41,11 @@ def _whole_tiles(tokens: int) -> int:
     return -(-tokens // TILE) * TILE
 
 
+def padded_rows(rows: int) -> int:
+    """Decode rows with the padding of graphs."""
+    return rows if rows <= 16 else -(-rows // 8) * 8
+
+
 WINDOW: Final = 64
 """Steps with prompts that count; older ones may have run with other prompts, other kernels or another clock rate."""
 _REFIT_SHARE: Final = 8
@@ -51,6 +56,8 @@ _SMALL_ERROR: Final = 0.25
 _FIRST_RIDGE: Final = np.array((1e-2, 1e-4, 1e-4, 1e-4))
 """The first steps differ too little to tell costs apart: fixed costs take the least part."""
 _RIDGE: Final = np.full(4, 1e-2)
+_FORGOTTEN: Final = 4096
+"""Steps without prompts after which the time of other numbers of rows is not known any more."""
 _RECENT: Final = 4
 """Steps without prompts whose shortest time is expected of the next one."""
 
@@ -64,12 +71,14 @@ class StepWork(msgspec.Struct, frozen=True):
     """Pairs of a prompt token and a token that it attends to."""
     context: int = 0
     """Tokens that all decode rows attend to."""
+    rows: int = 0
+    """Decode rows of a step without prompts."""
 
     @classmethod
     def of(cls, plan: StepPlan, graphs: StepGraphs) -> Self:
         """The work of a plan for an engine with these graphs."""
         if not len(plan.prefill_tokens):
-            return cls(0)
+            return cls(0, rows=len(plan.decode_slots))
         lengths = plan.prefill_lengths.astype(np.float64)
         return cls(
             padded_tokens(len(plan.decode_slots), len(plan.prefill_tokens), graphs),
@@ -99,6 +108,11 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._decode: deque[float] = deque(maxlen=_RECENT)
+        self._by_rows: dict[int, deque[float]] = {}
+        """The same by padded number of decode rows."""
+        self._last: dict[int, int] = {}
+        """Number of the last of these steps, by the same."""
+        self._count = 0
         self._work: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW)
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._costs: StepCosts | None = None
@@ -109,6 +123,10 @@ class StepTimes:
         """Add a completed step."""
         if not work.tokens:
             self._decode.append(seconds)
+            size = padded_rows(work.rows)
+            self._by_rows.setdefault(size, deque(maxlen=_RECENT)).append(seconds)
+            self._count += 1
+            self._last[size] = self._count
             return
         self._work.append((1.0, work.tokens, work.pairs, work.context))
         self._seconds.append(max(seconds, 1e-6))
@@ -118,6 +136,14 @@ class StepTimes:
     def decode_seconds(self) -> float:
         """Expected duration of a step without prompts, rather too short than too long; 0 before the first one."""
         return min(self._decode, default=0.0)
+
+    def decode_curve(self) -> tuple[list[int], list[float]]:
+        """Numbers of decode rows, ascending, and the expected durations of steps of so many without prompts. Those of
+        long ago do not count: contexts were others, or something else slowed the step down."""
+        for size in [size for size, last in self._last.items() if last + _FORGOTTEN < self._count]:
+            del self._last[size], self._by_rows[size]
+        sizes = sorted(self._by_rows)
+        return sizes, [min(self._by_rows[size]) for size in sizes]
 
     @property
     def most_tokens(self) -> int:

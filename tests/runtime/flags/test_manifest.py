@@ -78,6 +78,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
             "device": "cpu",
             "quantization": "fp8",
             "kvCacheDtype": "fp8",
+            "speculative": "auto",
             "args": [
                 *("--page-size=32", "--audit", "--log-format", "json", "--hf-overrides", '{"rope_theta": 5}'),
                 "--stall-timeout=9.5",
@@ -100,6 +101,7 @@ def test_fields_with_a_flag_of_the_same_meaning_set_it(
         "device": "cpu",
         "quantization": "fp8",
         "kv-cache-dtype": "fp8",
+        "speculative": "auto",
         "page-size": 32,
         "hf-overrides": '{"rope_theta":5}',
         "audit": True,
@@ -207,6 +209,7 @@ def test_a_manifest_that_a_cluster_accepts_is_accepted(case: Case, tmp_path: Pat
         (smallest(engine={"args": ["--tp=2"]}), "spec.engine.args: --tp is set by another field"),
         (smallest(engine={"args": ["--quantization=fp8"]}), "spec.engine.args: --quantization is set by another field"),
         (smallest(engine={"kvCacheDtype": True}), "spec.engine.kvCacheDtype: True is not text"),
+        (smallest(engine={"speculative": False}), "spec.engine.speculative: False is not text; put it in quotes"),
         (smallest(engine={"args": "--audit"}), "spec.engine.args: '--audit' is not a list"),
         (smallest(parallelism={"tensor": "2"}), "spec.parallelism.tensor: '2' is not a whole number"),
         (smallest(parallelism={"tensor": True}), "spec.parallelism.tensor: True is not a whole number"),

@@ -76,6 +76,14 @@ def test_the_printed_configuration_is_a_valid_file_with_the_same_values(
     assert {key: value for key, (value, _) in again.items()} == {key: value for key, (value, _) in first.items()}
 
 
+@pytest.mark.parametrize("text", ["off", "false", "'off'"])
+def test_the_choice_off_needs_no_quotes_in_a_file(
+    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    value, _ = _printed(capsys, "--config", _file(tmp_path, f"speculative: {text}"))["speculative"]
+    assert value == "off"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -87,6 +95,7 @@ def test_the_printed_configuration_is_a_valid_file_with_the_same_values(
         ("port: {a: 1}", "port: {'a': 1} is not a single value"),
         ("hf-overrides: rope", "hf-overrides: 'rope' is not a JSON object"),
         ("hf-overrides: '[1]'", "hf-overrides: '[1]' is not a JSON object"),
+        ("speculative: on", "speculative: True is not a single value"),
         ("device: tpu", "device: 'tpu' is not one of auto, cpu, cuda"),
         ("port: [1", "is not YAML"),
         ("- port", "must contain keys with values, not a list"),

@@ -73,6 +73,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         window=st.sampled_from([None, None, 1, 2, 5, 8, 31]),
         window_slack=st.integers(0, 40),
         checkpoints=st.sampled_from([None, None, 0, 1, 3, 8, 30]),
+        drafts=st.sampled_from([0, 0, 1, 3, 7]),
+        draft_seed=st.sampled_from([None, 0, 1, 2]),
     )
     def start(
         self,
@@ -87,8 +89,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         window: int | None,
         window_slack: int,
         checkpoints: int | None,
+        drafts: int,
+        draft_seed: int | None,
     ) -> None:
         max_model_len = 32
+        if drafts:
+            # Engines of such models do not speculate.
+            window = checkpoints = None
         if checkpoints is not None:
             # No model has both.
             window = None
@@ -107,6 +114,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             window=window,
             window_pages=least + window_slack // page_size if window is not None else 0,
             checkpoints=checkpoints,
+            drafts=drafts,
+            draft_seed=draft_seed,
         )
         self.prefixes = prefixes
         self.ended: set[bytes] = set()

@@ -96,7 +96,7 @@ def test_the_work_of_a_plan() -> None:
     plan = make_plan(0, decode=[(0, 9), (1, 19)], prefill=[Segment(2, 0, range(4)), Segment(3, 10, range(2))])
     assert StepWork.of(plan, ()) == StepWork(128, 4 * 2 + 2 * 11, 28)
     assert StepWork.of(plan, ((0, 8), (32, 352))).tokens == 384
-    assert StepWork.of(make_plan(1, decode=[(0, 9)]), ()) == StepWork(0)
+    assert StepWork.of(make_plan(1, decode=[(0, 9)]), ()) == StepWork(0, rows=1)
 
 
 def test_steps_have_the_size_of_their_graph_or_of_whole_tiles() -> None:

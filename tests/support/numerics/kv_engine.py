@@ -7,6 +7,8 @@ token itself; a prompt token's comes from the KV before it.
 Layers with a window store the same numbers in pages of their own. Of these the engine reads only the window of each
 token; there it must find what the other layers have. A recurrent state is the number of the last token, so it must be
 what the KV of the token before says.
+
+With drafts it makes them up as it goes along: of two drafts about one is the token that is sampled in its place.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from minisgl.wire.plan import (
     StateChange,
     StepPlan,
     StepResult,
+    VerifiedRows,
 )
+from minisgl.wire.row_texts import decode_texts
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 MASK = (1 << 64) - 1
@@ -122,6 +126,12 @@ class KvEngine:
         self.queues_sampling = True
         """Sampling waits for masks behind a step, so that the next one can be launched before."""
         self.late_rows = 0
+        self.next_position = np.zeros(limits.max_running, np.int64)
+        self.limits_of = np.zeros(limits.max_running, np.int64)
+        """Maximum number of tokens of each slot's sequence."""
+        self.accepted = 0
+        """Drafts that were accepted."""
+        self._random = np.random.default_rng(0)
 
     def launch(self, plan: StepPlan) -> StepPlan:
         assert len(self._queue) < 2, "at most two launched plans are not collected yet"
@@ -157,8 +167,9 @@ class KvEngine:
         assert self._is_sampled(handle), "a late step is collected before it is sampled"
         assert self._queue.popleft() is handle
         self.log.append(("collect", handle.step))
-        tokens = self._execute(handle)
-        return StepResult(handle.step, tokens, self._row_scores(handle, tokens), tuple(self._prompt_scores(handle)))
+        tokens, verified = self._execute(handle)
+        scores = self._row_scores(handle, tokens), tuple(self._prompt_scores(handle))
+        return StepResult(handle.step, tokens, *scores, verified=verified)
 
     def close(self) -> None:
         pass
@@ -197,13 +208,14 @@ class KvEngine:
     def _is_sampled(self, plan: StepPlan) -> bool:
         return plan.step in self._masks or plan.step not in self._late
 
-    def _execute(self, plan: StepPlan) -> np.ndarray:
+    def _execute(self, plan: StepPlan) -> tuple[np.ndarray, VerifiedRows | None]:
         for slot in plan.new_rows[0].tolist():
             self.processors.pop(slot, None)
         self.processors.update((row.slot, row) for row in decode_logits_processors(plan.logits_processors))
         self.kv[plan.poison_pages] = POISON
         self.last_token[plan.new_rows[0]] = -1
         self.seeds[plan.new_rows[0]] = np.ascontiguousarray(plan.new_rows[5:7].T).view(np.int64).ravel()
+        self.page_table[plan.new_rows[0]] = -1
         slots, index, pages = plan.page_updates
         self.page_table[slots, index] = pages
         self.window_kv[plan.poison_window_pages] = POISON
@@ -218,7 +230,13 @@ class KvEngine:
         masks = dict(zip(late, self._masks.pop(plan.step, []), strict=True))
 
         tokens: list[int] = []
-        for slot, position in zip(plan.decode_slots.tolist(), plan.decode_positions.tolist(), strict=True):
+        verified: list[tuple[int, int, int, int]] = []
+        for _, text in decode_texts(plan.texts):
+            self.limits_of[text.slot] = text.limit
+        for slot, position, width in self._decode_rows(plan):
+            if width:
+                verified.append(self._decode(slot, position, width, tokens, masks))
+                continue
             assert self.last_token[slot] >= 0, "a row decodes before it has a token"
             self._store(slot, position, int(self.last_token[slot]))
             self._check_window(slot, position, position + 1)
@@ -237,10 +255,57 @@ class KvEngine:
             self._check_window(slot, start, start + length)
             if sample:
                 tokens.append(self._sample(slot, start + length, masks))
+                self.next_position[slot] = start + length
+                verified.append((1, 0, 0, 0))
         assert not self._saves, "a state is to be saved that no token of the step has"
         self.stats.count(plan)
         self.fail_logits_of.clear()
-        return np.array(tokens, np.int32)
+        rows = VerifiedRows(*np.array(verified, np.int32).reshape(-1, 4).T) if self.limits.most_drafts else None
+        return np.array(tokens, np.int32), rows
+
+    def _decode_rows(self, plan: StepPlan) -> Iterator[tuple[int, int, int]]:
+        """Slot, lowest position and width of the rows that decode; width 0: the engine does not speculate."""
+        if not self.limits.most_drafts:
+            assert not len(plan.widths)
+            for slot, position in zip(plan.decode_slots.tolist(), plan.decode_positions.tolist(), strict=True):
+                yield slot, position, 0
+            return
+        first = 0
+        for width in plan.widths.tolist():
+            slots, positions = plan.decode_slots[first : first + width], plan.decode_positions[first : first + width]
+            assert (slots == slots[0]).all() and (positions == positions[0] + np.arange(width)).all()
+            yield int(slots[0]), int(positions[0]), width
+            first += width
+        assert first == len(plan.decode_slots)
+
+    def _decode(
+        self, slot: int, lowest: int, width: int, tokens: list[int], masks: dict[int, IntArray]
+    ) -> tuple[int, int, int, int]:
+        """Append the sampled tokens of a row with drafts. Returns its column of `VerifiedRows`."""
+        begin, limit, count = int(self.next_position[slot]), int(self.limits_of[slot]), 1
+        assert lowest <= begin, "a row is expected behind its last token"
+        assert self.last_token[slot] >= 0, "a row decodes before it has a token"
+        token = last = int(self.last_token[slot])
+        is_accepted = True
+        for position in range(begin, begin + width):
+            if position >= limit - 1:
+                # There is no page for it.
+                tokens.append(0)
+                is_accepted = False
+                continue
+            self._store(slot, position, token)
+            sampled = self._sample(slot, position + 1, masks)
+            tokens.append(sampled)
+            if is_accepted:
+                last, count = sampled, position + 1 - begin
+            draft = int(self._random.choice([sampled, sampled, 0, 5, -1]))
+            is_accepted &= draft == sampled >= 0
+            token = max(draft, 0)
+        count = max(min(count, limit - begin - 1), 1)
+        self.next_position[slot] = begin + count
+        self.last_token[slot] = max(last, 0)
+        self.accepted += count - 1
+        return count, min(count - 1 + int(self._random.integers(2)), self.limits.most_drafts), 0, 0
 
     def _change_states(self, plan: StepPlan) -> None:
         poisoned = []
@@ -311,6 +376,7 @@ class KvEngine:
 
     def _address(self, slot: int, position: int) -> tuple[int, int]:
         page, offset = divmod(position, self.limits.page_size)
+        assert self.page_table[slot, page] >= 0, f"row {slot} has no page for position {position}"
         return int(self.page_table[slot, page]), offset
 
     def _sample(self, slot: int, position: int, masks: dict[int, IntArray]) -> int:

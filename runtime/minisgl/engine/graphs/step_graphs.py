@@ -11,6 +11,7 @@ import torch
 from minisgl.attention.batch import AttentionBatch
 from minisgl.attention.cascade import CascadeLayout
 from minisgl.attention.layered import LayeredAttention
+from minisgl.attention.split_backend import MOST_ROWS
 from minisgl.engine.batch import StepSize
 from minisgl.engine.graphs.capture import captured, padding_step
 from minisgl.engine.graphs.sizes import cascade_sizes, fitting_size, graph_sizes, prefers_cascade
@@ -177,6 +178,9 @@ class StepGraphs:
         rows = len(plan.decode_slots)
         if self._is_long(plan.decode_positions + 1):
             return self._long.smallest(rows)
+        if rows > len(plan.widths) > 0:
+            # Graphs of fewer rows store keys and values while they attend.
+            return self._plain.smallest(max(rows, MOST_ROWS + 1))
         shared = self._cascade.smallest(rows) if len(plan.shared_prefixes) else None
         return shared or self._plain.smallest(rows)
 

@@ -104,13 +104,26 @@ def allocate(groups: Sequence[KVGroup], *, scales: Sequence[KVScales], pages: Po
 
 
 def new_tables(
-    kv: KVPool, max_running: int, pages_per_row: int, vocab_size: int, *, has_states: bool = False
+    kv: KVPool,
+    max_running: int,
+    pages_per_row: int,
+    vocab_size: int,
+    *,
+    has_states: bool = False,
+    decode_rows: int = 0,
+    text_length: int = 0,
 ) -> Tables:
-    """Tables whose rows all have the dummy pages of the pool. `has_states`: layers have recurrent states."""
+    """Tables whose rows all have the dummy pages of the pool. `has_states`: layers have recurrent states. The others:
+    see Tables."""
     device, dummy = kv.groups[0].keys.device, kv.dummy_page(in_window=False)
     dummy_window = kv.dummy_page(in_window=True) if kv.has_windows else None
     has_chunks = has_states and device.type == "cuda"
-    return Tables(max_running, pages_per_row, dummy, vocab_size, device, dummy_window, has_chunks=has_chunks)
+    return Tables(
+        *(max_running, pages_per_row, dummy, vocab_size, device, dummy_window),
+        has_chunks=has_chunks,
+        decode_rows=decode_rows,
+        text_length=text_length,
+    )
 
 
 def pool_bytes(groups: Sequence[KVGroup], pages: PoolPages) -> int:

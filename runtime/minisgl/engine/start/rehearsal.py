@@ -72,7 +72,12 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         scales, pages = [KVScales()] * len(model.kv_layers), PoolPages(_PAGES, _PAGES)
         kv = kv_pool.allocate(attention.groups, scales=scales, pages=pages, audit=False)
         states = model.state_shapes(parallel.size)
-        tables = kv_pool.new_tables(kv, rows, shape.pages_per_row, model.vocab_size, has_states=bool(states))
+        has_drafts = not states and not kv.has_windows
+        tables = kv_pool.new_tables(
+            *(kv, rows, shape.pages_per_row, model.vocab_size),
+            has_states=bool(states),
+            text_length=longest if has_drafts else 0,
+        )
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
         shared = RecurrentStates(states, rows + 1, dtype, _DEVICE, shared=True) if states else None
         yield Runner(decoder, parallel, kv, tables, attention.over(kv), shared)

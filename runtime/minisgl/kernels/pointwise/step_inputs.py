@@ -12,17 +12,20 @@ def step_inputs(
     page_table: torch.Tensor,
     last_token: torch.Tensor,
     page_size: int,
+    decode_tokens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids [T] int32 and the pool locations [T] int64 at which their keys and values are stored.
 
     `slots` and `positions` [T] int32 are those of the decode rows, then of the prefill tokens; `prefill_tokens` are
-    the ids of the latter. The token of a decode row is `last_token` of its slot.
+    the ids of the latter. The token of a decode row is that of `decode_tokens` [D] int32, or `last_token` of its slot.
     """
     if slots.is_cuda:
         from minisgl.kernels.pointwise.step_inputs_triton import step_inputs_cuda
 
-        return step_inputs_cuda(slots, positions, prefill_tokens, page_table, last_token, page_size)
-    decode = last_token[slots[: len(slots) - len(prefill_tokens)]]
+        return step_inputs_cuda(slots, positions, prefill_tokens, page_table, last_token, page_size, decode_tokens)
+    decode = decode_tokens
+    if decode is None:
+        decode = last_token[slots[: len(slots) - len(prefill_tokens)]]
     pages = page_table[slots, positions // page_size]
     return torch.cat((decode, prefill_tokens)), pages.long() * page_size + positions % page_size
 
