@@ -193,7 +193,8 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     assert replicas.aggregate_status() == STATUS
     slower = {"load": 3.0, "capture": 0.5}
     other = {"attention": {"prefill": "torch", "decode": "balanced"}, "compiled_after_ready": 2, "data_types": (FP8,)}
-    replicas.status("1", status_of(STATUS, draining=True, start_seconds=slower, **other))
+    drafts = {"accepted_draft_tokens": 3, "accepted_by_place": [2, 1, 0, 0, 0, 0, 0]}
+    replicas.status("1", status_of(STATUS, draining=True, start_seconds=slower, **other, **drafts))
     total = replicas.aggregate_status()
     assert total is not None
     assert total.start_seconds == slower
@@ -202,6 +203,7 @@ def test_statuses_of_several_replicas_are_summed() -> None:
     assert total.data_types == (BFLOAT16, FP8)
     counters = total.counters
     assert (total.waiting, counters.steps, counters.queue_seconds, counters.queue_times) == (2, 8, 1.0, [2, 4])
+    assert (counters.accepted_draft_tokens, counters.accepted_by_place) == (3, [2, 1, 0, 0, 0, 0, 0])
     assert (total.page_size, total.num_pages, total.draining) == (16, 20, False)
 
 

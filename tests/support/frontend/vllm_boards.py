@@ -137,11 +137,13 @@ BOARDS: Final[dict[str, list[str]]] = {
     "dashboards/grafana/vllm_speculative_decoding.json": [
         *_histograms(("inter_token_latency_seconds",), _ENGINE),
         f"vllm:generation_tokens_total{{{_ENGINE}}}",
+        *(f"vllm:spec_decode_num_{name}_total{{{_ENGINE}}}" for name in ("drafts", "draft_tokens", "accepted_tokens")),
+        f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{{_ENGINE}, position}}",
     ],
 }
 
 ABSENT: Final = (
-    *("external_prefix_cache_", "mm_cache_", "kv_block_", "num_requests_kv_fetch_by_stage", "nixl_", "spec_decode_"),
+    *("external_prefix_cache_", "mm_cache_", "kv_block_", "num_requests_kv_fetch_by_stage", "nixl_"),
     *("kv_offload_", "simple_kv_offload_"),
     *("lora_requests_info", "sleep_mode_operation_", "rl_weight_update_operation_", "estimated_"),
 )

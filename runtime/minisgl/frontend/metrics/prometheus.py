@@ -14,7 +14,7 @@ from minisgl.frontend.metrics.counters import FrontendMetrics
 from minisgl.frontend.metrics.page import Page, escape
 from minisgl.frontend.metrics.process import ProcessUse
 from minisgl.frontend.metrics.types import Histogram, HttpRequests, LabelledTotal, Total
-from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Status
+from minisgl.wire.messages import QUEUE_TIME_EDGES, STEP_TOKENS_EDGES, Counters, Status
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -102,6 +102,7 @@ def _engine(page: Page, status: Status) -> None:
     page.counter("vllm:num_preemptions_total", "Requests requeued because KV pages ran out.", counters.preemptions)
     page.counter("minisgl:engine_steps_total", "Launched steps.", counters.steps)
     page.counter("minisgl:engine_prefill_tokens_total", "Prompt tokens computed, not cached.", counters.prefill_tokens)
+    _speculation(page, counters)
     compiled_text = "Kernels compiled while serving, each of which delayed requests."
     page.counter("minisgl:kernels_compiled_after_ready_total", compiled_text, status.compiled_after_ready)
     if status.attention:
@@ -115,3 +116,19 @@ def _engine(page: Page, status: Status) -> None:
     if status.start_seconds:
         name, text = "minisgl:engine_start_seconds", "Time of each phase of the engine's last start."
         page.labelled(name, "gauge", text, "phase", status.start_seconds)
+
+
+def _speculation(page: Page, counters: Counters) -> None:
+    """Counters of drafts: 0 where no engine speculates, so that they begin at 0 where one does later."""
+    page.counter("vllm:spec_decode_num_drafts_total", "Rows of steps with drafts to verify.", counters.drafts)
+    name, text = "vllm:spec_decode_num_draft_tokens_total", "Draft tokens that were verified."
+    page.counter(name, text, counters.draft_tokens)
+    name, text = "vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted."
+    page.counter(name, text, counters.accepted_draft_tokens)
+    name, text = "vllm:spec_decode_num_accepted_tokens_per_pos_total", "Accepted draft tokens by position in the draft."
+    by_position = {str(position): accepted for position, accepted in enumerate(counters.accepted_by_place)}
+    page.labelled(name, "counter", text, "position", by_position)
+    name, text = "minisgl:engine_prediction_draft_tokens_total", "Verified draft tokens from predictions of requests."
+    page.counter(name, text, counters.predicted_tokens)
+    name, text = "minisgl:engine_prediction_accepted_tokens_total", "Those of them that were accepted."
+    page.counter(name, text, counters.accepted_predicted_tokens)

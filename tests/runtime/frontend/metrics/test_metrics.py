@@ -15,7 +15,7 @@ from minisgl.frontend.metrics.counters import COUNT_EDGES, ITL_EDGES, LATENCY_ED
 from minisgl.frontend.metrics.process import ProcessUse
 from minisgl.frontend.metrics.prometheus import Snapshot, render
 from minisgl.frontend.metrics.types import Histogram
-from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Submit
+from minisgl.wire.messages import MOST_DRAFTS, Ack, Failed, FirstTokenWait, FromScheduler, Submit
 from minisgl.wire.status import DataTypes
 from support.frontend.fake_scheduler import answer_with, row
 from support.frontend.served import eventually
@@ -55,6 +55,12 @@ STATUS = status_of(
     ),
     compiled_after_ready=3,
     deferred=1,
+    drafts=6,
+    draft_tokens=20,
+    accepted_draft_tokens=9,
+    predicted_tokens=8,
+    accepted_predicted_tokens=7,
+    accepted_by_place=[5, 3, 1, 0, 0, 0, 0],
     state_checkpoints=8,
     used_state_checkpoints=6,
 )
@@ -93,8 +99,16 @@ def test_the_page_has_the_last_status_of_the_scheduler() -> None:
         "vllm:prefix_cache_queries_total": 100,
         "vllm:prefix_cache_hits_total": 40,
         "vllm:num_preemptions_total": 2,
+        "vllm:spec_decode_num_drafts_total": 6,
+        "vllm:spec_decode_num_draft_tokens_total": 20,
+        "vllm:spec_decode_num_accepted_tokens_total": 9,
+        "minisgl:engine_prediction_draft_tokens_total": 8,
+        "minisgl:engine_prediction_accepted_tokens_total": 7,
     }.items():
         assert found[name, ()] == value, name
+    accepted = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    by_position = [found[accepted, (("position", str(position)),)] for position in range(MOST_DRAFTS)]
+    assert by_position == [5, 3, 1, 0, 0, 0, 0]
     pool = {"block_size": "16", "num_gpu_blocks": "64", "kv_cache_size_tokens": "1024"}
     assert found["vllm:cache_config_info", tuple(sorted(pool.items()))] == 1
     assert (found["minisgl:state_checkpoints", ()], found["minisgl:state_checkpoint_usage_perc", ()]) == (8, 0.75)
@@ -156,13 +170,16 @@ VLLM_NAMES = """num_requests_waiting num_requests_running kv_cache_usage_perc ca
     iteration_tokens_total request_inference_time_seconds request_params_n request_params_max_tokens
     request_num_preemptions num_requests_waiting_by_reason admission_rejections_total engine_sleep_state
     request_max_num_generation_tokens request_prefill_kv_computed_tokens prompt_tokens_cached_total
-    prompt_tokens_by_source_total prompt_tokens_cached_by_source_total"""
+    prompt_tokens_by_source_total prompt_tokens_cached_by_source_total
+    spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+    spec_decode_num_accepted_tokens_per_pos_total"""
 OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds frontend_inflight disconnects_total
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
     engine_start_seconds attention_backend_info data_type_info kernels_compiled_after_ready_total
     requests_continued_total request_continue_gap_seconds log_lines_lost_total state_checkpoints
     state_checkpoint_usage_perc
-    requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds"""
+    requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds
+    engine_prediction_draft_tokens_total engine_prediction_accepted_tokens_total"""
 COMMON_NAMES = """http_requests_total http_request_duration_seconds process_start_time_seconds process_cpu_seconds_total
     process_resident_memory_bytes process_open_fds process_max_fds"""
 PROCESS = ProcessUse(started_at=1e9, cpu_seconds=2.5, resident_bytes=1 << 20, open_files=5, max_files=1024)
