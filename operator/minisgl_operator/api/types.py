@@ -76,6 +76,7 @@ RESERVED_ARGUMENTS: Final = (
     "--revision-label",
     "--scheduler-port",
     "--served-model-name",
+    "--speculative",
     "--startup-timeout",
     "--state-directory",
     "--task",
@@ -419,6 +420,10 @@ class EngineSpec(PodSettings):
     status.replicaStatuses[].dataTypes."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """Data type of the KV cache. fp8: half the memory, with small changes of answers. auto: that of model.dtype."""
+    speculative: Literal["off", "auto", "ngram"] | None = None
+    """Speculative decoding: whether several drafts of the next tokens are verified in one step, which changes no
+    answer. ngram: drafts are found in prompt, answer and prediction; a model that cannot do it does not start. auto:
+    such a model is served without. "off" needs quotes in YAML. Default: off."""
     args: tuple[Annotated[str, Field(max_length=1024)], ...] = Field(default=(), max_length=64)
     """Additional arguments of `minisgl engine`."""
     env: Annotated[tuple[EnvironmentVariable, ...], Field(max_length=64), Unique("name")] = ()

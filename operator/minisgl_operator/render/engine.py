@@ -170,6 +170,7 @@ def _arguments(model: InferenceModel, replica: str) -> list[str]:
         *(() if length is None else ("--max-model-len", str(length))),
         *(() if spec.engine.quantization is None else ("--quantization", spec.engine.quantization)),
         *(() if spec.engine.kv_cache_dtype == "auto" else ("--kv-cache-dtype", spec.engine.kv_cache_dtype)),
+        *(() if spec.engine.speculative is None else ("--speculative", spec.engine.speculative)),
         *("--peer-domain", replica),
         *("--revision-label", "$(MINISGL_REVISION)"),
         *("--startup-timeout", str(spec.engine.startup_timeout_seconds)),

@@ -19,12 +19,13 @@ DEFAULTS = Defaults(operator_namespace="minisgl-system", engine_image="engine", 
 
 def test_every_option_about_the_pod_and_its_life_is_reserved() -> None:
     [parser] = [parser for name, parser in commands(build_parser()) if name == "minisgl engine"]
-    # args is for options of the engine and its log, and for the limit of a step; the spec has its own fields for seven.
+    # args is for options of the engine and its log, and for the limit of a step; the spec has its own fields for eight.
     groups = {group.title: group._group_actions for group in parser._action_groups}
     for_args = groups["engine"] + groups["log"]
     about_the_pod = {a.option_strings[0] for a in flags(parser) if a.option_strings and a not in for_args}
     about_the_pod.remove("--stall-timeout")
-    of_the_spec = {"--device", "--dtype", "--kv-cache-dtype", "--max-model-len", "--quantization", "--task", "--tp"}
+    of_the_spec = {"--device", "--dtype", "--kv-cache-dtype", "--max-model-len", "--quantization", "--speculative"}
+    of_the_spec |= {"--task", "--tp"}
     assert about_the_pod | of_the_spec == set(RESERVED_ARGUMENTS)
     assert set(RESERVED_ARGUMENTS) <= {flag for action in flags(parser) for flag in action.option_strings}
 
@@ -54,6 +55,7 @@ def test_every_option_that_the_operator_sets_for_a_frontend_is_reserved() -> Non
         {"model": {"source": {"pvc": {"claimName": "c", "path": "a/b"}}, "maxModelLen": 2, "servedNames": ["a", "b"]}},
         {"model": {"source": {"huggingFace": {"repo": "a/b"}}, "dtype": "float16"}},
         {"engine": {"quantization": "fp8", "kvCacheDtype": "fp8"}},
+        {"engine": {"speculative": "off"}},
         {"task": "rerank"},
         {"engine": {"quantization": "int4", "kvCacheDtype": "auto", "args": ["--dummy-weights"]}},
         {"frontend": {"auth": {"apiKeysSecretRef": {"name": "keys"}}, "leaveSeconds": 3600}},

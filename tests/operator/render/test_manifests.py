@@ -197,6 +197,7 @@ def test_all_replicas_have_one_revision_independent_of_frontends() -> None:
     [
         ({"engine": {"quantization": "fp8"}}, "--quantization", "fp8"),
         ({"engine": {"kvCacheDtype": "fp8"}}, "--kv-cache-dtype", "fp8"),
+        *(({"engine": {"speculative": each}}, "--speculative", each) for each in ("off", "auto", "ngram")),
         ({"task": "embed"}, "--task", "embed"),
     ],
 )
@@ -213,7 +214,8 @@ def test_a_field_about_the_model_is_an_argument_and_a_new_revision(
     place = after.index(argument)
     assert after[place : place + 2] == [argument, value]
     assert after[:place] + after[place + 2 :] == before
-    default = inference_model({"engine": {"quantization": None, "kvCacheDtype": "auto"}, "task": "auto"}, source=CLAIM)
+    engine = {"quantization": None, "kvCacheDtype": "auto", "speculative": None}
+    default = inference_model({"engine": engine, "task": "auto"}, source=CLAIM)
     assert render(default, DEFAULTS) == render(plain, DEFAULTS)
 
 

@@ -133,6 +133,7 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     ),
     "embeddings": ({"task": "embed"}, CLAIM),
     "fp8": ({"engine": {"quantization": "fp8", "kvCacheDtype": "fp8"}}, CLAIM),
+    "speculative": ({"engine": {"speculative": "auto"}}, CLAIM),
     "every-frontend-field": (
         {
             "frontend": {

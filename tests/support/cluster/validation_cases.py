@@ -108,6 +108,7 @@ EVERYTHING: Final[Object] = {
         "device": "cpu",
         "quantization": "fp8",
         "kvCacheDtype": "fp8",
+        "speculative": "auto",
         "image": "registry.example.com:5000/engine@sha256:" + "0" * 64,
         "args": ["--page-size=16", "--max-running", "64"],
         "env": [
@@ -331,6 +332,8 @@ _WRONG_PODS: Final = (
         "args names an option that follows from other fields",
     ),
     Case("data type of the KV cache", smallest(engine={"kvCacheDtype": "float8"}), "spec.engine.kvCacheDtype"),
+    Case("speculative decoding", smallest(engine={"speculative": "eagle"}), "spec.engine.speculative"),
+    Case("speculative decoding, off unquoted", smallest(engine={"speculative": False}), "spec.engine.speculative"),
     Case("image with a blank", smallest(engine={"image": "a b"}), "spec.engine.image"),
     Case(
         "option of the operator",
