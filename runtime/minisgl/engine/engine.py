@@ -484,7 +484,7 @@ class _EngineBuilder:
         logits = self._largest_graph * model.vocab_local * self._shape.dtype.itemsize
         count = len(graph_sizes(self._largest_graph))
         if any(kind.cascade is not None for kind in self._attention.kinds):
-            count += len(cascade_sizes(self._largest_graph))
+            count += len(cascade_sizes(min(self._largest_graph, config.max_running)))
         graphs = 2 * logits + count * _GRAPH_BYTES
         if self._prefill_graphs:
             # Activations of the largest one; the others reuse them.

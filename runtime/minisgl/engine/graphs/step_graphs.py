@@ -143,7 +143,9 @@ class StepGraphs:
         self._prefill, self._plain = _Kind(prefill, new_graph), _Kind(decode, new_graph)
         self._long = _Kind(long, lambda size: new_graph(size, None, lambda size: attention.for_long_graph(size.decode)))
         if attention.cascade is not None:
-            layout, shared = attention.cascade.layout, list(map(StepSize, cascade_sizes(largest)))
+            # Drafts have no part in it, so there are no more rows than requests.
+            rows = min(largest, runner.tables.dummy_slot)
+            layout, shared = attention.cascade.layout, list(map(StepSize, cascade_sizes(rows)))
             self._cascade = _Kind(shared, lambda size: new_graph(size, layout))
         kinds = [kind for kind in self._kinds if kind.sizes]
         for done, kind in enumerate(kinds, 1):
