@@ -106,14 +106,12 @@ class SplitDecode:
 
     def rotates(self, batch: AttentionBatch) -> bool:
         """Whether `rotate_and_decode` serves the whole `batch`, which has begun."""
-        if batch.has_drafts:
-            # Rows read what others store.
-            return False
         return not batch.num_segments and self._serving is None and batch.num_decode <= self._rows_together
 
     def _other(self, batch: AttentionBatch) -> DecodeBackend | None:
         """The backend that serves `batch`; None: this one."""
-        if batch.num_decode > MOST_ROWS:
+        if batch.num_decode > MOST_ROWS or batch.has_drafts:
+            # These kernels read the pool before other rows of the same step have stored their drafts.
             return self._many
         return self.long if self.is_long(batch.host_decode_lengths) else None
 

@@ -30,6 +30,7 @@ from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.compile.compile_log import CompileLog
 from minisgl.kernels.compile.preload import Preload
+from minisgl.kernels.speculation.row_text_tables import RowTextTables
 from minisgl.kv_layout import PoolPages
 from minisgl.layers.weights.parameters import Parameters
 from minisgl.models.build import build_pooled, packed_attention
@@ -60,6 +61,9 @@ _GRAPH_BYTES: Final = 8 << 20
 _DECODE_ROWS: Final = (64, 512)
 """Most decode rows of an engine that speculates: at least those of eight requests with all their drafts, and at most so
 many, unless it runs more requests."""
+
+_MOST_TEXT_BYTES: Final = 2 << 30
+"""Most memory of the texts in which drafts are found."""
 
 _MOE_GRAPH_TOKENS: Final = 1024
 """Most prompt tokens of a captured step of a model with experts: for many more, torch's kernels serve the experts."""
@@ -348,9 +352,15 @@ class _EngineBuilder:
         if self._model_config.recurrences:
             return "the model has recurrent states, which cannot go back to the last accepted draft"
         if self._device.type == "cuda":
-            for name in ("flashinfer", "torch"):
+            for name in ("flashinfer", "torch", "split"):
                 if any(kind.decode.name == name for kind in self._attention.kinds):
-                    return f"decode attention by {name} needs lengths that only the device knows"
+                    return f"its decode attention, {name}, cannot verify drafts"
+            texts = RowTextTables.num_bytes(self._config.max_running + 1, self._max_model_len)
+            if texts > _MOST_TEXT_BYTES:
+                return (
+                    f"the texts of {self._config.max_running} requests of up to {self._max_model_len} tokens take "
+                    f"{texts / 2**30:.1f} GiB; lower --max-model-len or --max-running"
+                )
         return None
 
     @property
@@ -494,6 +504,8 @@ class _EngineBuilder:
         sampling = sampling_bytes(
             self._decode_rows, model.config.vocab_size, self._parallel.size, self._shape.dtype.itemsize
         )
+        if self._speculates:
+            sampling += RowTextTables.num_bytes(config.max_running + 1, self._max_model_len)
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - sampling
 
     def _limits(self, runner: Runner) -> StepLimits:

@@ -52,7 +52,8 @@ class Tables:
         self._sampling = torch.zeros((COLUMNS, rows), dtype=torch.int32, device=device)
         self.processors = LogitsProcessorTable(rows, vocab_size)
         self._vocab_size = vocab_size
-        self._sampled_rows = max(decode_rows, max_running)
+        self.sampled_rows = max(decode_rows, max_running)
+        """Most rows that a step samples."""
         self.texts = None
         if text_length:
             self.texts = RowTextTables.empty(rows, text_capacity(text_length), device, text_length)
@@ -96,7 +97,7 @@ class Tables:
             return None
         from minisgl.kernels.sampling.resample_triton import Workspace
 
-        return Workspace(self._sampled_rows, self._vocab_size, self.page_table.device)
+        return Workspace(self.sampled_rows, self._vocab_size, self.page_table.device)
 
     def set_last_tokens(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
         """Make `tokens` [S] the inputs of the next decode step. A row without a valid token (−1) continues with token

@@ -443,12 +443,15 @@ class _Link:
         loop = asyncio.get_running_loop()
         now = loop.time()
         text_only = not any(getattr(message, column) for column in _MORE_THAN_TEXT)
+        # Tokens that come together have one gap before them.
+        counts = {request_id: message.counts[row] for row, (request_id, _) in enumerate(message.rows())}
         for row, (request_id, text) in enumerate(message.rows()):
             if row and not row % _TEXTS_AT_A_TIME:
                 await asyncio.sleep(0)
                 now = loop.time()
             if (choice := self._choices.get(request_id)) is not None:
-                self._requests.count_tokens(choice, message.counts[row], now)
+                if (count := counts.pop(request_id, None)) is not None:
+                    self._requests.count_tokens(choice, count, now)
                 if text_only:
                     choice.stream.push(choice, text, ())
                 else:

@@ -273,7 +273,7 @@ def _encode(
     encoded: list[_Encoded] = []
     constraints = AnswerConstraints(tokenizer.answers)
     known: tuple[tuple[str, ...], BadWords | PromptError] = ((), ())
-    known_prediction: tuple[str, Prompt | PromptError] = ("", NO_PREDICTION)
+    known_prediction: tuple[str, Prompt] = ("", NO_PREDICTION)
     for request, prompt in zip(requests, tokenizer.encoder.encode(requests, max_model_len), strict=True):
         if isinstance(prompt, PromptError):
             encoded.append(_Encoded(request, prompt))
@@ -287,10 +287,9 @@ def _encode(
             continue
         text = request.options.prediction
         if text != known_prediction[0]:
-            known_prediction = text, tokenizer.encoder.prediction(text)
-        if isinstance(known_prediction[1], PromptError):
-            encoded.append(_Encoded(request, known_prediction[1]))
-            continue
+            prediction = tokenizer.encoder.prediction(text)
+            # No more than a hint: an answer does not depend on it.
+            known_prediction = text, NO_PREDICTION if isinstance(prediction, PromptError) else prediction
         prepared = None
         if needs_grammar(request):
             state = reasoning_state(request, tokenizer.answers, tokenizer.token_bytes, prompt)

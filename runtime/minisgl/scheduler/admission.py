@@ -67,6 +67,13 @@ class Admission:
         """Try the head of the queue again, whether or not pages were released since it did not fit."""
         self._blocked_head = self._hopeless_head = None
 
+    def may_admit(self, now: float) -> bool:
+        """Whether the head of the queue may get a row in the next plan."""
+        head = self._queue.peek()
+        if head is None or head is self._blocked_head or not self._table.has_free_row:
+            return False
+        return not self.keeps_row_from(head, self._table.num_free_rows, now)
+
     def admit(self, now: float) -> Request | None:
         """Give the head of the queue a row and the pages of its prompt, if they are available. `now`: see
         `Scheduler.now`."""

@@ -6,6 +6,7 @@ each request gets: more take longer, and bring more tokens the better the row's 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.logits_processors import is_penalized
-from minisgl.scheduler.request import DraftRows, Request, RequestTable
+from minisgl.scheduler.request import Completed, DraftRows, Request, RequestTable
 from minisgl.scheduler.step_times import StepTimes, padded_rows
 from minisgl.wire.messages import Counters
 from minisgl.wire.plan import EMPTY, IntArray, VerifiedRows
@@ -25,10 +26,16 @@ _FIRST_RATE: Final = 0.3
 """Share of accepted drafts that is expected of a new row."""
 _PREDICTED_RATE: Final = 0.8
 """The same where the request predicts its answer."""
-_LEAST_RATE: Final = 0.02
-"""Even drafts that were never accepted may be, where they cost nothing."""
+_LEAST_RATE: Final = 0.05
+"""Share below which no drafts of a row are verified. The device compares the first draft of each row with its next
+token in any case, so a row whose drafts become right is found."""
+_MOST_TEXT_TOKENS: Final = 2 << 20
+"""Tokens of the texts in one plan, half of the largest frame to a worker rank. Rows beyond them have no drafts."""
 _LEAST_GAIN: Final = 1.02
 """Factor by which more rows must be faster than fewer: times of steps are not known better."""
+_STEP_ROWS: Final = np.array((*range(1, 17), *range(24, 65, 8), 96, *range(128, 1 << 16, 128)))
+"""Decode rows of steps with drafts: matrix products take about as long for all rows of a tile. Few numbers, each of
+which has to be tried to know its time."""
 
 
 def with_drafts(slots: IntArray, positions: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
@@ -58,16 +65,30 @@ class Drafts:
         """Tokens of predicted texts that were accepted and rejected."""
         self._predicting: set[int] = set()
         """Slots whose last requests predict their answers."""
+        self._are_worthwhile = False
+        """Whether drafts of some row may be accepted; else steps are planned at no cost."""
 
-    def join(self, request: Request) -> IntArray:
-        """`StepPlan.texts` of a row that joins."""
+    def join(self, requests: Iterable[Request]) -> IntArray:
+        """`StepPlan.texts` of the rows that join in a plan."""
+        texts: list[IntArray] = []
+        tokens = 0
+        for request in requests:
+            texts.append(self._join(request, _MOST_TEXT_TOKENS - tokens))
+            tokens += len(texts[-1])
+        return np.concatenate(texts)
+
+    def _join(self, request: Request, most: int) -> IntArray:
+        """The part of a row: its text, if that has at most so many tokens."""
         slot = request.slot
         assert slot is not None
         # Masks and the counts of penalized tokens are those behind the last token.
-        self._table.may_draft[slot] = may = not (request.is_constrained or is_penalized(request.params))
+        may = not (request.is_constrained or is_penalized(request.params))
+        may &= len(request.tokens) + len(request.prediction) < most
+        self._table.may_draft[slot] = may
         rate = _PREDICTED_RATE if len(request.prediction) else _FIRST_RATE
         self._tried[slot], self._accepted[slot] = 1.0, rate
-        self._predicted[:, slot] = 0
+        self._are_worthwhile |= may
+        self._predicted[:, slot] = request.predicted
         self._predicting.discard(slot)
         if len(request.prediction):
             self._predicting.add(slot)
@@ -91,7 +112,7 @@ class Drafts:
         if not self.are_on:
             return EMPTY
         widths = np.ones(len(slots), np.int32)
-        if waiting or not len(slots):
+        if waiting or not (self._are_worthwhile and len(slots)):
             return widths
         table = self._table
         # The last token of a request is no input.
@@ -101,7 +122,10 @@ class Drafts:
 
     def _numbers(self, slots: IntArray, most: IntArray) -> IntArray:
         """Drafts of each row that bring the most tokens a second, at most `most` [W]."""
-        rates = np.maximum(self._accepted[slots] / self._tried[slots], _LEAST_RATE)
+        rates = self._accepted[slots] / self._tried[slots]
+        most = np.where(rates < _LEAST_RATE, 0, most)
+        if not most.max():
+            return np.zeros_like(slots)
         # The chance that a row's first drafts, so many, are all accepted.
         chances = rates[:, None] ** np.arange(1, self._most + 1)
         chances[np.arange(self._most) >= most[:, None]] = 0.0
@@ -117,38 +141,49 @@ class Drafts:
         if padded_rows(rows) not in sizes:
             # Without drafts, to learn what these cost.
             return 0
-        # Steps of these numbers of drafts are just not padded.
         most = min(int(np.count_nonzero(np.diff(gains))), self._most_rows - rows)
-        choices = np.array(
-            [number for number in range(most + 1) if padded_rows(rows + number) == rows + number or number in (0, most)]
-        )
+        numbers = _STEP_ROWS - rows
+        choices = np.concatenate(((0,), numbers[(numbers > 0) & (numbers < most)], (most,)))
         # More rows than were measured are expected to take as long as the most of these, so that they are measured.
         times = np.interp([padded_rows(rows + number) for number in choices], sizes, seconds)
         rates = (rows + gains[choices]) / times
         rates[0] *= _LEAST_GAIN
         return int(choices[rates.argmax()])
 
-    def observe(self, rows: DraftRows, verified: VerifiedRows | None) -> IntArray:
-        """Learn from a step. Returns the numbers [R] of tokens that count."""
-        if verified is None:
-            return np.ones_like(rows.widths)
-        counts, slots = verified.counts, rows.slots
-        tried = np.minimum(verified.offered, rows.widths - 1)
+    def observe(self, slots: IntArray, hits: IntArray) -> None:
+        """Learn from a step without drafts of rows with these `slots` [R]; see `VerifiedRows.hits`."""
+        if self._are_worthwhile or np.count_nonzero(hits):
+            self._learn(slots, 1, hits)
+
+    def observe_drafts(self, rows: DraftRows, decode: int, verified: VerifiedRows, done: Completed) -> None:
+        """Learn from a step with drafts, the first `decode` rows of which had any, and count those that clients get:
+        `done` has the tokens of requests that had not ended."""
+        slots, counts = rows.slots[:decode], verified.counts[:decode]
+        tried = np.minimum(verified.offered[:decode], rows.widths[:decode] - 1)
         accepted = np.minimum(counts - 1, tried)
         # A rejected draft ends the trial; without any verified one, the first was compared.
         trials = np.maximum(accepted + (accepted < tried), 1)
-        successes = np.where(tried > 0, accepted, verified.hits)
+        self._learn(slots, trials, np.where(tried > 0, accepted, verified.hits[:decode]))
+        sent = np.bincount(done.slots, minlength=len(self._tried))[slots].astype(np.int32)
+        self._count(
+            slots, tried * (sent > 0), np.minimum(accepted, np.maximum(sent - 1, 0)), verified.predicted[:decode]
+        )
+
+    def _learn(self, slots: IntArray, trials: IntArray | int, successes: IntArray) -> None:
         self._tried[slots] = self._tried[slots] * _DECAY + trials
         self._accepted[slots] = self._accepted[slots] * _DECAY + successes
-        if tried.any():
-            self._count(slots, tried, accepted, verified.predicted)
-        return counts
+        may = self._table.may_draft & (self._accepted >= _LEAST_RATE * self._tried)
+        self._are_worthwhile = bool(np.count_nonzero(may))
 
     def _count(self, slots: IntArray, tried: IntArray, accepted: IntArray, predicted: IntArray) -> None:
         """Count verified and accepted drafts [R]."""
         from_prediction = predicted * accepted, predicted * tried
         self._predicted[0, slots] += from_prediction[0]
         self._predicted[1, slots] += from_prediction[1] - from_prediction[0]
+        for slot in self._predicting.intersection(slots.tolist()):
+            if (request := self._table.requests[slot]) is not None:
+                accepted_, rejected = self._predicted[:, slot].tolist()
+                request.predicted = accepted_, rejected
         counters = self._counters
         counters.drafts += int(np.count_nonzero(tried))
         counters.draft_tokens += int(tried.sum())

@@ -87,6 +87,8 @@ class Request(msgspec.Struct, kw_only=True):
     """See `Pool.second_text`."""
     prediction: IntArray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     """See `Submit.prediction`."""
+    predicted: tuple[int, int] = (0, 0)
+    """Tokens of the prediction that were accepted, and rejected, so far."""
 
     @property
     def is_constrained(self) -> bool:
@@ -268,7 +270,7 @@ class RequestTable:
         """A step computes the newest token of each row, at `positions` or behind, and samples the next; with `widths`
         it also verifies so many drafts less one."""
         self.computed[slots] = positions + 1
-        if len(widths):
+        if widths.sum() > len(widths):
             self.drafts_in_flight[slots] += widths - 1
 
     def launch(self, slots: IntArray) -> IntArray:
@@ -392,6 +394,7 @@ class RequestTable:
         self.num_in_use -= 1
         self.num_constrained -= int(self.constrained[slot])
         self.constrained[slot] = False
+        self.may_draft[slot] = False
         self._may_end[list(request.stop_token_ids)] -= 1
         self._free_rows.append(slot)
         self.rows_of[request.tenant] -= 1

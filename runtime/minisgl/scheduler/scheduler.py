@@ -55,8 +55,10 @@ class _Launched(msgspec.Struct, frozen=True):
     """[rows] 1 for the rows of the step."""
     sampled: IntArray
     """[S] slots of the rows that sample."""
+    num_decode: int
+    """Number of rows that decode, the first of them."""
     drafts: DraftRows | None
-    """The same by row; None: the engine does not speculate."""
+    """Rows that sample; None: none of them has drafts."""
     constrained: IntArray
     """Those with a constraint."""
     slots: IntArray
@@ -239,7 +241,9 @@ class Scheduler:
         admitted = self.admission.take_joining()
 
         slots, prefill, prefill_tokens, new_rows, processors = decode, _NO_SEGMENTS, EMPTY, NO_ROWS, EMPTY
-        texts, has_drafts = EMPTY, len(widths) and widths.max() > 1
+        texts, has_drafts = EMPTY, widths.sum() > len(widths)
+        # Then a row may be found behind its last token, where it has no pages.
+        had_drafts = bool(self._launched and self._launched[-1].drafts is not None)
         if segments:
             prefill = np.array(segments, np.int32)
             slots = np.concatenate((decode, prefill[:, 0]))
@@ -251,7 +255,7 @@ class Scheduler:
             new_rows = np.stack([_sampling_row(request) for request in admitted], axis=1)
             processors = np.concatenate([encode_logits_processors(request, self.config) for request in admitted])
             if self.drafts.are_on:
-                texts = np.concatenate(list(map(self.drafts.join, admitted)))
+                texts = self.drafts.join(admitted)
         rows, decode_ends = decode, positions + 1
         if has_drafts:
             decode, positions = with_drafts(decode, positions, widths)
@@ -270,7 +274,7 @@ class Scheduler:
             poison_pages=self.pages.pool.take_freed(),
             logits_processors=processors,
             shared_prefixes=EMPTY
-            if has_drafts
+            if has_drafts or had_drafts
             else self._shared_prefixes.for_step(self.table.page_table, decode, positions),
             second_texts=self._second_texts(prefill[:, 0]),
             widths=widths,
@@ -278,10 +282,10 @@ class Scheduler:
             **self.pages.take_changes(admitted),
         )
         sampled, drafts = plan.sampled_slots, None
-        if self.drafts.are_on:
+        if has_drafts:
             drafts = DraftRows.of(rows, widths, sampled[len(decode) :])
         ends = None if self.pages.windows is None else np.concatenate((decode_ends, prefill[:, 1] + prefill[:, 2]))
-        launched = self.table.launch(slots), sampled, drafts, self.constrained.launch(sampled), slots, ends
+        launched = self.table.launch(slots), sampled, len(rows), drafts, self.constrained.launch(sampled), slots, ends
         self._launched.append(_Launched(self._step, *launched))
         self._step += 1
         self.counters.steps += 1
@@ -302,10 +306,13 @@ class Scheduler:
         of_prompts = list(prompt_logprobs(table, result.prompt_logprobs)) if result.prompt_logprobs else []
         if (drafts := launched.drafts) is None:
             done = table.collect(launched.rows, launched.sampled, result.tokens)
+            if result.verified is not None:
+                decode = launched.num_decode
+                self.drafts.observe(launched.sampled[:decode], result.verified.hits[:decode])
         else:
-            assert result.verified is not None or not len(drafts.slots)
-            counts = self.drafts.observe(drafts, result.verified)
-            done = table.collect_drafts(launched.rows, drafts, result.tokens, counts)
+            assert result.verified is not None
+            done = table.collect_drafts(launched.rows, drafts, result.tokens, result.verified.counts)
+            self.drafts.observe_drafts(drafts, launched.num_decode, result.verified, done)
         if self.config.pooling is None:
             self.counters.generated_tokens += len(done.slots)
         if launched.ends is not None:
@@ -402,7 +409,7 @@ class Scheduler:
         are appended to `updates`."""
         table = self.table
         slots = self._shortest_first(table.decodable())
-        widths = self.drafts.widths(slots, waiting=bool(table.in_prefill or (len(self.queue) and table.has_free_row)))
+        widths = self.drafts.widths(slots, waiting=self._prompts_wait)
         needed = self._missing_pages(slots, widths)
         if count := int(needed.sum()):
             if count > self.pages.room.rows and len(widths):
@@ -423,11 +430,21 @@ class Scheduler:
             self.pages.states.decode(slots, positions)
         return slots, positions, widths
 
+    @property
+    def _prompts_wait(self) -> bool:
+        """Whether the next step may compute tokens of prompts."""
+        table = self.table
+        for slot in table.in_prefill:
+            # One that awaits its constraint computes all but its last token.
+            if table.computed[slot] + table.request(slot).awaits_constraint < table.prefill_end[slot]:
+                return True
+        return self.admission.may_admit(self.now)
+
     def _missing_pages(self, slots: IntArray, widths: IntArray) -> IntArray:
         """[D] pages that rows need for all tokens of the next step, wherever the device finds that they begin."""
         table, page = self.table, self.config.page_size
         ends = table.computed.take(slots) + 1
-        if len(widths):
+        if widths.sum() > len(widths) or np.count_nonzero(table.drafts_in_flight):
             ends += table.drafts_in_flight.take(slots) + widths - 1
             np.minimum(ends, table.limit.take(slots) - 1, out=ends)
         missing: IntArray = np.maximum(-(-ends // page) - table.num_pages.take(slots), 0)

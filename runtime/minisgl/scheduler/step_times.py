@@ -56,7 +56,7 @@ _SMALL_ERROR: Final = 0.25
 _FIRST_RIDGE: Final = np.array((1e-2, 1e-4, 1e-4, 1e-4))
 """The first steps differ too little to tell costs apart: fixed costs take the least part."""
 _RIDGE: Final = np.full(4, 1e-2)
-_FORGOTTEN: Final = 4096
+_FORGOTTEN: Final = 512
 """Steps without prompts after which the time of other numbers of rows is not known any more."""
 _RECENT: Final = 4
 """Steps without prompts whose shortest time is expected of the next one."""

@@ -475,7 +475,6 @@ class Session:
         _check_tokens(params.logit_bias, vocab_size, "logit_bias")
         _check_tokens(params.allowed_token_ids, vocab_size, "allowed_token_ids")
         _check_tokens(params.logprob_token_ids, vocab_size, "logprob_token_ids")
-        _check_tokens(prediction, vocab_size, "prediction")
         return submit_message(
             self._with_ends(generate),
             prompt.tobytes(),
@@ -484,7 +483,8 @@ class Session:
             # The engine can sample no token outside of its vocabulary.
             bad_words=tuple(word for word in bad_words if max(word) < vocab_size),
             constraint=constraint,
-            prediction=prediction.tobytes(),
+            # No more than a hint: the engine can sample none of these tokens.
+            prediction=prediction.tobytes() if max(prediction, default=0) < vocab_size else b"",
         )
 
     def _submit_pool(self, request: _Request, prompt: Prompt) -> None:

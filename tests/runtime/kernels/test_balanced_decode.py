@@ -34,6 +34,10 @@ def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
     assert 0 <= errors[name] < 2e-3
 
 
+def test_blocks_with_drafts_are_read_when_they_are_stored(errors: dict[str, float]) -> None:
+    assert errors["blocks of drafts"] == 0
+
+
 @pytest.mark.parametrize("window", [0, 4096])
 @pytest.mark.parametrize(
     ("group", "columns", "block", "stages", "kind"),

@@ -36,7 +36,7 @@ from support.launcher import endless_kernel
 INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
 FP8S = "*fp8e4nv"
 
-STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row"), INT) | {"locations": LONGS}
+STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row", "by_slot"), INT) | {"locations": LONGS}
 SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
 EXPERTS = dict.fromkeys(
     ("x", "weight", "scales", "bias", "out", "shares", "logits", "weights"), HALVES

@@ -527,14 +527,13 @@ def test_figures_of_rows_that_do_not_exist_are_ignored() -> None:
     assert isinstance(texts, Texts) and texts.rows() == [(ID, "a")]
 
 
-def test_a_prediction_outside_of_the_vocabulary_is_refused() -> None:
+def test_a_prediction_outside_of_the_vocabulary_is_dropped() -> None:
     session = Session(TABLE)
     session.open(card())
     session.begin(generate())
     session.encoded(ID, PROMPT, prediction=array("i", [1, 512]))
-    (failed,) = session.take_to_frontend()
-    assert isinstance(failed, TextFailed) and (failed.code, failed.param) == ("invalid_token", "prediction")
-    assert not session.take_to_scheduler()
+    (submit,) = session.take_to_scheduler()
+    assert isinstance(submit, Submit) and not submit.prediction
 
 
 def test_an_answer_that_ends_with_a_repeated_token_fails() -> None:

@@ -334,7 +334,27 @@ def largest_error(case: Case) -> float:
     return error if math.isfinite(error) else -1.0
 
 
+def blocks_of_drafts() -> float:
+    """1 where a block that holds a token of the step would be read before the step has stored it, or an older block
+    only then; else 0."""
+    from minisgl.kernels.attention.stream_k_decode_gluon import Spans, cut_spans
+
+    block = 16
+    runs = ((0, 60, 8), (3, 16, 2), (1, 1, 1), (2, 65, 3), (4, 40, 1))
+    rows = [(slot, first + place, first) for slot, first, width in runs for place in range(width)]
+    slots, lengths, first = torch.tensor(rows, dtype=torch.int32).T.contiguous()
+    counts = -(-lengths // block)
+    spans = Spans(*(torch.full((size,), -9, dtype=torch.int32) for size in (len(rows), *[int(counts.sum())] * 2)))
+    table = torch.arange(5 * 8, dtype=torch.int32).view(5, 8)
+    cut_spans(table, slots, lengths, spans, page_size=16, block=block)
+    is_new = torch.cat(
+        [torch.arange(count) >= (new - 1) // block for count, new in zip(counts.tolist(), first.tolist(), strict=True)]
+    )
+    return float(((spans.places < 0) != is_new).any())
+
+
 if __name__ == "__main__":
     assert os.environ.get("TRITON_INTERPRET") == "1"
     allow_loops_to_a_loaded_end()
-    print(json.dumps({name: largest_error(case) for name, case in CASES.items()}))
+    errors = {name: largest_error(case) for name, case in CASES.items()}
+    print(json.dumps(errors | {"blocks of drafts": blocks_of_drafts()}))

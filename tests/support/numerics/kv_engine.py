@@ -305,7 +305,9 @@ class KvEngine:
         self.next_position[slot] = begin + count
         self.last_token[slot] = max(last, 0)
         self.accepted += count - 1
-        return count, min(count - 1 + int(self._random.integers(2)), self.limits.most_drafts), 0, 0
+        hit = count > 1 if width > 1 else self._random.random() < 0.4
+        offered = min(max(count - 1, hit) + int(self._random.integers(2)), self.limits.most_drafts)
+        return count, offered, int(hit), 1
 
     def _change_states(self, plan: StepPlan) -> None:
         poisoned = []

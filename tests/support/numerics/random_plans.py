@@ -65,6 +65,7 @@ def main(checkpoint: str) -> None:
         page_size=limits.page_size,
         dummy_page=limits.num_pages,
         dummy_window_page=None if limits.window is None else limits.num_window_pages,
+        decode_rows=limits.max_running,
     )
     assert isinstance(engine, CudaEngine)
     for plan in random_plans(steps, 60, seed=1):

@@ -26,6 +26,8 @@ class StepLimits(NamedTuple):
     dummy_page: int
     dummy_window_page: int | None
     """That of layers with a window; None: there are none."""
+    decode_rows: int
+    """Most decode rows of a step, those of drafts included."""
 
 
 class Sampling(NamedTuple):
@@ -55,6 +57,7 @@ def step_limits(runner: Runner, *, max_step_tokens: int, max_model_len: int) -> 
         page_size=kv.page_size,
         dummy_page=kv.dummy_page(in_window=False),
         dummy_window_page=kv.dummy_page(in_window=True) if kv.has_windows else None,
+        decode_rows=runner.tables.sampled_rows,
     )
 
 
@@ -69,16 +72,23 @@ def dummy_plan(
     long: bool = False,
     sampling: Sequence[Sampling] = (),
 ) -> StepPlan:
-    """A step of `decode` rows and of segments of `prompts` tokens each, cut to the limits.
+    """A step of `decode` rows, with drafts if these are more than the requests, and of segments of `prompts` tokens,
+    cut to the limits.
 
     start: first position of the segments. sample: they end their prompts. shared: the decode rows share a page. long:
     the decode rows have the longest context. sampling: all rows join, and have these parameters in turn.
     """
-    decode = min(decode, limits.max_running - bool(prompts))
+    widths = EMPTY
+    if decode > limits.max_running and not prompts:
+        # All rows have drafts.
+        widths = np.full(limits.max_running, decode // limits.max_running, np.int32)
+        decode = int(widths.sum())
+    else:
+        decode = min(decode, limits.max_running - bool(prompts))
     start = max(min(start, limits.max_model_len - max(prompts, default=0)), 0)
     longest = limits.max_model_len - start
     lengths = _cut(prompts[: limits.max_running - decode], limits.max_step_tokens - decode, longest)
-    rows = decode + len(lengths)
+    rows = (len(widths) or decode) + len(lengths)
     joined = [(slot, sampling[slot % len(sampling)]) for slot in range(rows)] if sampling else []
     position = limits.max_model_len - 1 if long else min(limits.page_size, limits.max_model_len - 1)
     # A row's own token is never shared.
@@ -87,9 +97,11 @@ def dummy_plan(
     return StepPlan.build(
         epoch=0,
         step=0,
-        decode_slots=np.arange(decode, dtype=np.int32),
+        decode_slots=np.repeat(np.arange(limits.max_running, dtype=np.int32), widths)
+        if len(widths)
+        else np.arange(decode, dtype=np.int32),
         decode_positions=np.full(decode, position, np.int32),
-        prefill_slots=np.arange(decode, rows, dtype=np.int32),
+        prefill_slots=np.arange(rows - len(lengths), rows, dtype=np.int32),
         prefill_starts=np.full(len(lengths), start, np.int32),
         prefill_lengths=np.array(lengths, np.int32),
         prefill_sample=np.full(len(lengths), sample, np.int32),
@@ -98,6 +110,7 @@ def dummy_plan(
         new_rows=np.array([_new_row(slot, each) for slot, each in joined], np.int32).reshape(-1, SAMPLING_COLUMNS).T,
         logits_processors=np.concatenate([EMPTY, *(_processors(slot, each) for slot, each in joined)]),
         shared_prefixes=encode_prefixes(groups),
+        widths=widths,
         window_updates=NO_UPDATES
         if limits.dummy_window_page is None
         else np.array([[0], [0], [limits.dummy_window_page]], np.int32),

@@ -70,7 +70,8 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
         yield dummy_plan(limits, decode=rows, prompts=[40], long=True)
     for prompts in ([], [40]):
         yield dummy_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
-    for rows in (*_ROWS, limits.max_running):
+    most = limits.decode_rows
+    for rows in (*_ROWS, limits.max_running, *([most] if most > limits.max_running else [])):
         yield dummy_plan(limits, decode=rows)
         for sampling in _SAMPLINGS:
             yield dummy_plan(limits, decode=rows, sampling=sampling)

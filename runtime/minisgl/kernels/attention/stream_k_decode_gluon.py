@@ -35,6 +35,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
 from minisgl.kernels.launch.dependent_launch_gluon import start_next, wait_for_previous
 from minisgl.kernels.launch.dependent_launch_triton import dependent_launch
+from minisgl.wire.messages import MOST_DRAFTS
 
 MAX_GROUP: Final = 16
 """Query heads per KV head. Up to 8 fill the columns of one tensor-core product, more those of two."""
@@ -79,7 +80,7 @@ def _blocks(length, BLOCK: tl.constexpr, WINDOW: tl.constexpr):
 @triton.jit(do_not_specialize=["pages_per_row"], do_not_specialize_on_alignment=["slots", "lengths"])
 def _cut(
     page_table, slots, lengths, ends, owners, places, pages_per_row,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
@@ -92,14 +93,21 @@ def _cut(
     count = _blocks(length, BLOCK, WINDOW)
     first_block = _first_block(length, BLOCK, WINDOW)
     tl.store(ends + row, begin + count)
-    page_row = page_table + tl.load(slots + row).to(tl.int64) * pages_per_row
+    slot = tl.load(slots + row)
+    # A row with drafts is several rows of one slot, each of which reads what those before it store in the same step.
+    is_same, before_in_step = row > 0, row * 0
+    for number in tl.static_range(1, DRAFTS + 1):
+        is_same &= (row >= number) & (tl.load(slots + tl.maximum(row - number, 0)) == slot)
+        before_in_step += is_same.to(tl.int32)
+    first_new = tl.maximum(length - 1 - before_in_step, 0) // BLOCK - first_block
+    page_row = page_table + slot.to(tl.int64) * pages_per_row
     for first in range(0, count, CHUNK):
         block = first + lane
         there = block < count
         position = (first_block + block) * BLOCK
         place = tl.load(page_row + position // PAGE, there, other=0) * PAGE + position % PAGE
         tl.store(owners + begin + block, tl.zeros((CHUNK,), tl.int32) + row, there)
-        tl.store(places + begin + block, tl.where(block == count - 1, -1 - place, place), there)
+        tl.store(places + begin + block, tl.where(block >= first_new, -1 - place, place), there)
 
 
 @gluon.jit
@@ -342,13 +350,14 @@ def cut_spans(
     window: int | None = None,
 ) -> None:
     """Write the `spans` of rows of `lengths` [R], whose pages `page_table` [slots, pages_per_row] holds at `slots` [R];
-    all int32. With a `window` they hold only the blocks of each row's last tokens. `spans` can hold the blocks of all
+    all int32. Rows of one slot that follow each other have one more token each, all of them stored in this step. With a
+    `window` they hold only the blocks of each row's last tokens. `spans` can hold the blocks of all
     tokens of R full rows."""
     rows = len(slots)
     assert page_size % block == 0 and rows <= len(spans.ends)
     _cut[(rows,)](
         page_table, slots, lengths, *spans, page_table.stride(0), PAGE=page_size, BLOCK=block, WINDOW=window or 0,
-        CHUNK=_CHUNK, num_warps=4,
+        CHUNK=_CHUNK, DRAFTS=MOST_DRAFTS, num_warps=4,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from minisgl.wire.messages import MOST_DRAFTS
+from minisgl.wire.row_texts import text_capacity
 
 NO_TOKEN: Final = -1
 """In the place of a draft: there is none."""
@@ -39,6 +40,11 @@ class RowTextTables:
         columns[1] = limit
         texts = torch.full((rows, capacity), NO_TOKEN, dtype=torch.int32, device=device)
         return RowTextTables(columns[0], columns[1], columns[2], columns[3], texts)
+
+    @staticmethod
+    def num_bytes(rows: int, max_model_len: int) -> int:
+        """Device memory of the tables of an engine."""
+        return 4 * rows * (4 + text_capacity(max_model_len))
 
     def set_text(self, slot: int, header: torch.Tensor, tokens: torch.Tensor) -> None:
         """Begin the text of a row, without drafts: `header` [2] int32 are limit and origin, `tokens` its known tokens.
