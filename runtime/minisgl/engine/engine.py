@@ -24,7 +24,7 @@ from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
-from minisgl.engine.start.dummy_steps import StepLimits, measure_step, run_eagerly, step_limits
+from minisgl.engine.start.dummy_steps import StepLimits, decode_rows, measure_step, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import text_plans, warm_up_plans
 from minisgl.errors import EngineError
 from minisgl.kernels.attention.stored_kv import FP8, KVScales
@@ -57,10 +57,6 @@ AnyEngine = TypeVar("AnyEngine", CudaEngine, PoolingEngine)
 _GRAPH_BYTES: Final = 8 << 20
 """Memory of one CUDA graph besides its logits: its nodes, and the activations of a decode step."""
 
-
-_DECODE_ROWS: Final = (64, 512)
-"""Most decode rows of an engine that speculates: at least those of eight requests with all their drafts, and at most so
-many, unless it runs more requests."""
 
 _MOST_TEXT_BYTES: Final = 2 << 30
 """Most memory of the texts in which drafts are found."""
@@ -366,8 +362,8 @@ class _EngineBuilder:
     @property
     def _decode_rows(self) -> int:
         """Most decode rows of a step."""
-        requests, (least, most) = self._config.max_running, _DECODE_ROWS
-        return max(least, requests, min(2 * requests, most)) if self._speculates else requests
+        requests = self._config.max_running
+        return decode_rows(requests) if self._speculates else requests
 
     def _new_states(self, full_pages: int) -> RecurrentStates | None:
         """States of all rows, the dummy row included, and their checkpoints beside so many pages; None: no layer has

@@ -19,6 +19,8 @@ from msgspec.structs import replace
 
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
+from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
+from minisgl.engine.start.warm_up import warm_up_plans
 from minisgl.errors import EngineError
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.process import scheduler_config
@@ -193,6 +195,18 @@ def test_a_true_prediction_takes_few_steps(plain: CpuEngine) -> None:
     counters = scheduler.counters
     assert counters.accepted_predicted_tokens == accepted == counters.accepted_draft_tokens
     assert sum(counters.accepted_by_place) == accepted
+    engine.close()
+
+
+@pytest.mark.parametrize("requests", [1, 6, 40])
+def test_the_warm_up_has_steps_of_as_many_rows_as_drafts_make(requests: int) -> None:
+    engine = _engine("ngram", max_running=requests)
+    limits = step_limits(engine.runner, max_step_tokens=64, max_model_len=_MAX_MODEL_LEN)
+    largest = 0
+    for plan in warm_up_plans(limits):
+        largest = max(largest, len(plan.decode_slots))
+        run_eagerly(engine.runner, plan)
+    assert largest == min(engine.limits.max_decode_rows // requests, 8) * requests
     engine.close()
 
 

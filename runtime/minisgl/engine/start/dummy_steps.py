@@ -12,6 +12,7 @@ import torch
 from minisgl.engine.batch import PackedStep
 from minisgl.engine.runner import Runner
 from minisgl.wire.logits_processors import RowLogitsProcessors
+from minisgl.wire.messages import MOST_DRAFTS
 from minisgl.wire.plan import EMPTY, NO_UPDATES, SAMPLING_COLUMNS, IntArray, StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix, encode_prefixes
 
@@ -45,6 +46,16 @@ class Sampling(NamedTuple):
 
 
 PLAIN: Final = Sampling()
+
+
+_DECODE_ROWS: Final = (64, 512)
+
+
+def decode_rows(requests: int) -> int:
+    """Most decode rows of an engine that speculates and runs so many requests: at least those of eight with all their
+    drafts, and twice the requests up to a number of rows that fills a GPU."""
+    least, most = _DECODE_ROWS
+    return max(least, requests, min(2 * requests, most))
 
 
 def step_limits(runner: Runner, *, max_step_tokens: int, max_model_len: int) -> StepLimits:
@@ -81,7 +92,8 @@ def dummy_plan(
     widths = EMPTY
     if decode > limits.max_running and not prompts:
         # All rows have drafts.
-        widths = np.full(limits.max_running, decode // limits.max_running, np.int32)
+        width = min(decode // limits.max_running, MOST_DRAFTS + 1)
+        widths = np.full(limits.max_running, width, np.int32)
         decode = int(widths.sum())
     else:
         decode = min(decode, limits.max_running - bool(prompts))
@@ -129,7 +141,8 @@ def run_eagerly(runner: Runner, plan: StepPlan) -> None:
         plain = runner.run_model(plan, packed, step)
         if plain.is_late:
             tables = runner.tables.device_processors
-            tables.set_bitmasks(step.late_slots, torch.full_like(tables.bitmask[: len(step.late_slots)], -1))
+            masks = tables.bitmask.new_full((len(step.late_slots), tables.bitmask.shape[1]), -1)
+            tables.set_bitmasks(step.late_slots, masks)
         runner.resample(plain)
 
 

@@ -19,7 +19,7 @@ from minisgl.engine import pooling_engine
 from minisgl.engine.pooling_engine import PackedTexts
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
-from minisgl.engine.start.dummy_steps import run_eagerly, step_limits
+from minisgl.engine.start.dummy_steps import decode_rows, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import text_plans, warm_up_plans
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.kernels.build.triton import replaced
@@ -76,6 +76,7 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         tables = kv_pool.new_tables(
             *(kv, rows, shape.pages_per_row, model.vocab_size),
             has_states=bool(states),
+            decode_rows=decode_rows(rows) if has_drafts else 0,
             text_length=longest if has_drafts else 0,
         )
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)

@@ -27,7 +27,13 @@ _SAMPLINGS: Final = (
     *([Sampling(masks=True)], [Sampling(logprobs=True)]),
     *([_ALL], [PLAIN, _ALL, Sampling(filters=True)]),
 )
-
+_DRAFT_SAMPLINGS: Final = (
+    [Sampling(filters=True)],
+    [Sampling(lists=True)],
+    [Sampling(logprobs=True)],
+    [PLAIN, Sampling(filters=True, lists=True, logprobs=True)],
+)
+"""Of rows with drafts, which have no penalties or masks."""
 
 _TEXT_TOKENS: Final = (1, 2, 5, 17, 33, 65, 129, 257, 513, 1025, 2049)
 """Tokens of a text: other numbers of rows may have other kernels."""
@@ -70,8 +76,12 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
         yield dummy_plan(limits, decode=rows, prompts=[40], long=True)
     for prompts in ([], [40]):
         yield dummy_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
-    most = limits.decode_rows
-    for rows in (*_ROWS, limits.max_running, *([most] if most > limits.max_running else [])):
+    if limits.decode_rows > limits.max_running:
+        yield dummy_plan(limits, decode=limits.decode_rows)
+        for sampling in _DRAFT_SAMPLINGS:
+            yield dummy_plan(limits, decode=limits.decode_rows, sampling=sampling)
+        yield dummy_plan(limits, decode=limits.max_running, sampling=[PLAIN])
+    for rows in (*_ROWS, limits.max_running):
         yield dummy_plan(limits, decode=rows)
         for sampling in _SAMPLINGS:
             yield dummy_plan(limits, decode=rows, sampling=sampling)
