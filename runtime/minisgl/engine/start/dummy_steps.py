@@ -76,6 +76,7 @@ def dummy_plan(
     limits: StepLimits,
     *,
     decode: int = 0,
+    drafts: bool = False,
     prompts: Sequence[int] = (),
     start: int = 0,
     sample: bool = True,
@@ -83,20 +84,17 @@ def dummy_plan(
     long: bool = False,
     sampling: Sequence[Sampling] = (),
 ) -> StepPlan:
-    """A step of `decode` rows, with drafts if these are more than the requests, and of segments of `prompts` tokens,
-    cut to the limits.
+    """A step of `decode` rows and of segments of `prompts` tokens each, cut to the limits.
 
-    start: first position of the segments. sample: they end their prompts. shared: the decode rows share a page. long:
-    the decode rows have the longest context. sampling: all rows join, and have these parameters in turn.
+    drafts: as many decode rows as there may be, without prompts: each request has drafts. start: first position of the
+    segments. sample: they end their prompts. shared: the decode rows share a page. long: the decode rows have the
+    longest context. sampling: all rows join, and have these parameters in turn.
     """
-    widths = EMPTY
-    if decode > limits.max_running and not prompts:
-        # All rows have drafts.
-        width = min(decode // limits.max_running, MOST_DRAFTS + 1)
+    decode, widths = min(decode, limits.max_running - bool(prompts)), EMPTY
+    if drafts:
+        width = min(limits.decode_rows // limits.max_running, MOST_DRAFTS + 1)
         widths = np.full(limits.max_running, width, np.int32)
         decode = int(widths.sum())
-    else:
-        decode = min(decode, limits.max_running - bool(prompts))
     start = max(min(start, limits.max_model_len - max(prompts, default=0)), 0)
     longest = limits.max_model_len - start
     lengths = _cut(prompts[: limits.max_running - decode], limits.max_step_tokens - decode, longest)

@@ -77,9 +77,9 @@ def warm_up_plans(limits: StepLimits) -> Iterator[StepPlan]:
     for prompts in ([], [40]):
         yield dummy_plan(limits, decode=limits.max_running, prompts=prompts, shared=True)
     if limits.decode_rows > limits.max_running:
-        yield dummy_plan(limits, decode=limits.decode_rows)
+        yield dummy_plan(limits, drafts=True)
         for sampling in _DRAFT_SAMPLINGS:
-            yield dummy_plan(limits, decode=limits.decode_rows, sampling=sampling)
+            yield dummy_plan(limits, drafts=True, sampling=sampling)
         yield dummy_plan(limits, decode=limits.max_running, sampling=[PLAIN])
     for rows in (*_ROWS, limits.max_running):
         yield dummy_plan(limits, decode=rows)
