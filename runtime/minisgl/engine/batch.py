@@ -14,7 +14,7 @@ from minisgl.engine.logits_processors import NEW_ROW_COLUMNS, DeviceChanges
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.prompt_chunks import PromptChunks, Segment, chunks_of, most_chunks
 from minisgl.kernels.speculation.step_rows import SampledRows
-from minisgl.wire.plan import EMPTY, IntArray, StepPlan
+from minisgl.wire.plan import EMPTY, IntArray, StepPlan, runs
 from minisgl.wire.shared_prefixes import decode_prefixes
 
 _KEPT_VIEWS: Final = 256
@@ -120,10 +120,9 @@ class PackedStep:
         self._dummy_slot = tables.dummy_slot
         self._has_chunks = tables.has_chunks
         self.speculates = tables.texts is not None
-        self._widths = plan.widths if len(plan.widths) else np.ones(len(plan.decode_slots), np.int32)
-        self._first = self._widths.cumsum(dtype=np.int32) - self._widths
-        self._places = np.arange(len(plan.decode_slots), dtype=np.int32) - np.repeat(self._first, self._widths)
-        """[D] number of decode rows of the same row before each."""
+        if self.speculates:
+            self._widths = plan.widths if len(plan.widths) else np.ones(len(plan.decode_slots), np.int32)
+            self._first, self._places = runs(self._widths)
         if size is not None:
             self._pad(size)
         parts = self._decode_parts() if not len(self.prefill_lengths) else self._mixed_parts(size)
@@ -157,7 +156,7 @@ class PackedStep:
     @property
     def has_drafts(self) -> bool:
         """Whether some row has several decode rows, each of which attends to those before it."""
-        return len(self._widths) < len(self._plan.decode_slots)
+        return 0 < len(self._plan.widths) < len(self._plan.decode_slots)
 
     @property
     def graph_size(self) -> int:
@@ -172,7 +171,8 @@ class PackedStep:
         if rows:
             self.decode_slots = _extended(self.decode_slots, rows, self._dummy_slot)
             self.decode_positions = _extended(self.decode_positions, rows)
-            self._places = _extended(self._places, rows)
+            if self.speculates:
+                self._places = _extended(self._places, rows)
         self._sample_padding = size.decode + size.segments - self.sampled
         if size.tokens:
             # The first segment behind those of the plan has the padding, the others are empty.
@@ -222,7 +222,7 @@ class PackedStep:
         ]
 
     def _decode_places(self) -> IntArray:
-        """[D] positions, or what `place_drafts` makes positions of."""
+        """[D] positions, or the place of each in its row, of which `place_drafts` makes positions."""
         return self._places if self.speculates else self.decode_positions
 
     def _verified_parts(self) -> tuple[IntArray, IntArray, IntArray]:

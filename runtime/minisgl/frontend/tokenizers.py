@@ -444,8 +444,9 @@ class _Link:
         now = loop.time()
         text_only = not any(getattr(message, column) for column in _MORE_THAN_TEXT)
         # Tokens that come together have one gap before them.
-        counts = {request_id: message.counts[row] for row, (request_id, _) in enumerate(message.rows())}
-        for row, (request_id, text) in enumerate(message.rows()):
+        rows = message.rows()
+        counts = {request_id: message.counts[row] for row, (request_id, _) in enumerate(rows)}
+        for row, (request_id, text) in enumerate(rows):
             if row and not row % _TEXTS_AT_A_TIME:
                 await asyncio.sleep(0)
                 now = loop.time()

@@ -17,7 +17,7 @@ from minisgl.scheduler.logits_processors import is_penalized
 from minisgl.scheduler.request import Completed, DraftRows, Request, RequestTable
 from minisgl.scheduler.step_times import StepTimes, padded_rows
 from minisgl.wire.messages import Counters
-from minisgl.wire.plan import EMPTY, IntArray, VerifiedRows
+from minisgl.wire.plan import EMPTY, IntArray, VerifiedRows, runs
 from minisgl.wire.row_texts import RowText
 
 _DECAY: Final = 0.7
@@ -40,9 +40,7 @@ which has to be tried to know its time."""
 
 def with_drafts(slots: IntArray, positions: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
     """Decode rows of a step, slots and positions [D], of rows [W] with these widths."""
-    first = widths.cumsum(dtype=np.int32) - widths
-    place = np.arange(widths.sum(), dtype=np.int32) - np.repeat(first, widths)
-    return np.repeat(slots, widths), np.repeat(positions, widths) + place
+    return np.repeat(slots, widths), np.repeat(positions, widths) + runs(widths)[1]
 
 
 class Drafts:

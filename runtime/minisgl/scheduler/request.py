@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from minisgl.scheduler.constraints import Constraint
 from minisgl.scheduler.pages import NO_PAGES
 from minisgl.wire.messages import FINISH_REASONS, REQUEST_ID_BYTES, SamplingParams
-from minisgl.wire.plan import IntArray
+from minisgl.wire.plan import IntArray, runs
 
 STOP, LENGTH, ABORT, ERROR = (FINISH_REASONS.index(reason) for reason in ("stop", "length", "abort", "error"))
 
@@ -139,7 +139,7 @@ class DraftRows(msgspec.Struct, frozen=True):
         """Rows of a step: `decode` [W] with these `widths`, and `prompts` that end in it."""
         slots = np.concatenate((decode, prompts))
         widths = np.concatenate((widths, np.ones_like(prompts)))
-        return DraftRows(slots, widths.cumsum(dtype=np.int32) - widths, widths)
+        return DraftRows(slots, runs(widths)[0], widths)
 
 
 class RequestTable:

@@ -30,7 +30,7 @@ from minisgl.scheduler.step_times import StepTimes
 from minisgl.scheduler.token_budget import CONTINUED_SHARE, LEAST_SHARE, TokenBudget
 from minisgl.scheduler.validation import request_from
 from minisgl.wire.messages import STEP_TOKENS_EDGES, Counters, Pool, PromptLogprobs, Submit
-from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, FloatArray, IntArray, RowLogprobs, StepPlan, StepResult
+from minisgl.wire.plan import EMPTY, NO_ROWS, NO_UPDATES, FloatArray, IntArray, RowLogprobs, StepPlan, StepResult, runs
 
 Segment = tuple[int, int, int, int]
 """Tokens of a prompt in a step: slot, start, length, and 1 if the step samples the next token."""
@@ -456,8 +456,7 @@ class Scheduler:
         growing = np.repeat(slots, needed)
         if not len(growing):
             return
-        place = np.arange(len(growing), dtype=np.int32) - np.repeat(needed.cumsum(dtype=np.int32) - needed, needed)
-        index = table.num_pages[growing] + place
+        index = table.num_pages[growing] + runs(needed)[1]
         pages = self.pages.allocate(len(growing))
         table.page_table[growing, index] = pages
         table.num_pages[slots] += needed

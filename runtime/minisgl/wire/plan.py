@@ -214,6 +214,13 @@ class StepPlan(msgspec.Struct, frozen=True):
         return StepPlan(epoch, step, *arrays)
 
 
+def runs(lengths: IntArray) -> tuple[IntArray, IntArray]:
+    """For runs of these `lengths` [N] that follow each other: index of the first element of each [N], and place of each
+    element in its run [sum of `lengths`]."""
+    first = lengths.cumsum(dtype=np.int32) - lengths
+    return first, np.arange(lengths.sum(), dtype=np.int32) - np.repeat(first, lengths)
+
+
 class LogprobColumns(msgspec.Struct, frozen=True):
     """Log-probabilities of the raw distribution at N positions, with the K most likely tokens of each, best first."""
 
