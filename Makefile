@@ -19,7 +19,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Of all clones: mypy compares the contents of files, and a first run takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(BUILD_CACHE),$(HOME)/.cache/minisgl)/mypy
 
-.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator test-processors test-drafts test-gpu lock lock-base clean install
+.PHONY: help demo demo-down run chromium minilm prometheus test test-kubernetes e2e e2e-full e2e-long images images-push image-engine lint machine cluster-tools bench bench-operator bench-gateway test-processors test-drafts test-gpu lock lock-base clean install
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ bench: install $(DEMO)  ## measure scheduler and frontend CPU time and the demo 
 
 bench-operator: cluster-tools  ## measure the operator with 1,000 models on a separate API server
 	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/bench.py
+
+bench-gateway: cluster-tools  ## measure a gateway in front of 1,000 models, 990 of them at zero, on a separate API server
+	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/gateway.py
 
 test-processors: install chromium  ## train both models under three instruction sets with five seeds each, and test each result; two hours
 	@.ci/processors

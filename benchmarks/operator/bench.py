@@ -13,35 +13,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
-import uvloop
-from simulated_nodes import Nodes, create_node, pod_of, status_of
+from processes import QUIET_SECONDS, counts, each, operate, prepare, process, simulate, until_steady
+from simulated_nodes import create_node, pod_of, status_of
 
 from minisgl.bench.report import Metric, report
-from minisgl_operator.api.crd import NAME as CRD_NAME
-from minisgl_operator.api.crd import crd
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import render
 from minisgl_operator.shell.client import STATUS_MANAGER, Client, connection
-from minisgl_operator.shell.config import Config
-from minisgl_operator.shell.controller import Controller
-from minisgl_operator.shell.metrics import Metrics
 from minisgl_operator.shell.resources import MODEL, POD, of_kind
-from minisgl_operator.shell.run import collect_old_objects_on_request
 from support.cluster.control_plane import running_control_plane
 
 SECONDS_LIMIT: Final = 60.0
@@ -52,8 +44,6 @@ WAKE_LIMIT_SECONDS: Final = 2.0
 
 _DEFAULTS: Final = Defaults("minisgl-bench", "example.com/engine:1", "example.com/frontend:1")
 _IN_FLIGHT: Final = 16
-_QUIET_SECONDS: Final = 5.0
-_GIVE_UP_SECONDS: Final = 3600.0
 _EDITS: Final = 10
 _WAKES: Final = 10
 _CHURN_PER_SECOND: Final = 50.0
@@ -98,21 +88,21 @@ async def _measure(kubeconfig: Path, models: int, at_zero: int, nodes: int) -> d
     # The first model is edited, so it must have replicas.
     zero = frozenset(names[models - at_zero :])
     async with Client(await connection(kubeconfig)) as client:
-        await _prepare(client, [f"bench-{run}", f"baseline-{run}"])
-        await _each(list(range(nodes)), lambda number: create_node(client, f"{run}-{number}"))
+        await prepare(client, [f"bench-{run}", f"baseline-{run}"])
+        await each(list(range(nodes)), lambda number: create_node(client, f"{run}-{number}"))
         print(f"{models} models, {nodes} nodes: writing the same objects without an operator", flush=True)
         objects, written = await _baseline(client, f"baseline-{run}", names, zero)
         namespace = f"bench-{run}"
-        await _each(
+        await each(
             names, lambda name: client.apply(MODEL, model(namespace, name, at_zero=name in zero), manager="bench")
         )
         print("starting the operator", flush=True)
-        async with _process(_simulate, kubeconfig, namespace) as (_, address):
+        async with process(simulate, kubeconfig, namespace) as (_, address):
             started = time.monotonic()
-            async with _process(_operate, kubeconfig, namespace, address) as (operator, _):
-                steady = await _until_steady(client, namespace, models, operator) - started
-                idle = _rss_mib(operator.pid)
-                requests = await _counts(operator)
+            async with process(operate, kubeconfig, _DEFAULTS, namespace, address) as (operator, _):
+                steady = await until_steady(client, namespace, models, operator) - started
+                idle = operator.rss_mib()
+                requests = await counts(operator)
                 print(f"steady after {steady:.1f} s; editing and waking models while others churn", flush=True)
                 async with _churning(kubeconfig, namespace, [name for name in names[1:] if name not in zero]):
                     edits = [await _edit(client, namespace, names[0], 2 + number) for number in range(_EDITS)]
@@ -129,7 +119,7 @@ async def _measure(kubeconfig: Path, models: int, at_zero: int, nodes: int) -> d
                     "reconciles_per_model": requests["reconciles"] / models,
                     "operator_cpu_s": requests["cpu"],
                     "rss_idle_mib": idle,
-                    "rss_mib": _peak_rss_mib(operator.pid),
+                    "rss_mib": operator.peak_rss_mib(),
                     "churn_per_s": _CHURN_PER_SECOND,
                     "edit_in_churn_median_s": statistics.median(edits),
                     "edit_in_churn_worst_s": max(edits),
@@ -150,29 +140,15 @@ def model(namespace: str, name: str, frontends: int = 1, *, at_zero: bool = Fals
     }
 
 
-async def _prepare(client: Client, namespaces: Iterable[str]) -> None:
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
-    query = {"fieldManager": "bench", "force": "true"}
-    await client.request("PATCH", path, query, crd(), "application/apply-patch+yaml")
-    while True:
-        live = await client.request("GET", path)
-        if any(one["type"] == "Established" and one["status"] == "True" for one in live["status"]["conditions"] or ()):
-            break
-        await asyncio.sleep(0.1)
-    for name in namespaces:
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-        await client.request("POST", "/api/v1/namespaces", body=body)
-
-
 async def _baseline(client: Client, namespace: str, names: list[str], zero: Collection[str]) -> tuple[int, float]:
     """Number of objects (children, pods, one status of each), and the seconds in which the API server stores them."""
-    live = await _each(
+    live = await each(
         names, lambda name: client.apply(MODEL, model(namespace, name, at_zero=name in zero), manager="bench")
     )
     parsed = [render(InferenceModel.parse(body), _DEFAULTS) for body in live]
     count = sum(len(children) for children in parsed)
     start = time.monotonic()
-    await _each(list(zip(live, parsed, strict=True)), lambda pair: _write(client, *pair))
+    await each(list(zip(live, parsed, strict=True)), lambda pair: _write(client, *pair))
     return count, time.monotonic() - start
 
 
@@ -190,115 +166,6 @@ async def _write(client: Client, owner: Manifest, children: tuple[Manifest, ...]
     await client.apply(MODEL, status, "status", STATUS_MANAGER)
 
 
-async def _each(items: list[Any], step: Callable[[Any], Any]) -> list[Any]:
-    """Results of `step` in the order of the items; `_IN_FLIGHT` run at a time."""
-    slots = asyncio.Semaphore(_IN_FLIGHT)
-
-    async def one(item: Any) -> Any:
-        async with slots:
-            return await step(item)
-
-    return await asyncio.gather(*(one(item) for item in items))
-
-
-class _Child:
-    """A process of the benchmark."""
-
-    def __init__(self, pid: int, pipe: Pipe) -> None:
-        self.pid = pid
-        self.pipe = pipe
-
-
-@asynccontextmanager
-async def _process(target: Callable[..., Any], *arguments: Any) -> AsyncIterator[tuple[_Child, Any]]:
-    """Run `target(pipe, *arguments)` in a new interpreter; yields the process and the first object that it sends."""
-    context = multiprocessing.get_context("spawn")
-    pipe, child_pipe = context.Pipe()
-    process = context.Process(target=target, args=(child_pipe, *arguments), daemon=True)
-    process.start()
-    assert process.pid is not None
-    try:
-        yield _Child(process.pid, pipe), await asyncio.to_thread(pipe.recv)
-    finally:
-        process.kill()
-        process.join()
-
-
-def _simulate(pipe: Pipe, kubeconfig: Path, namespace: str) -> None:
-    asyncio.run(Nodes(namespace).run(kubeconfig, pipe))
-
-
-def _operate(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None:
-    collect_old_objects_on_request()
-    uvloop.run(_run_operator(pipe, kubeconfig, namespace, address))
-
-
-async def _run_operator(pipe: Pipe, kubeconfig: Path, namespace: str, address: str) -> None:
-    # The watches import kopf, which the other processes do not need.
-    from minisgl_operator.shell.watches import watch
-
-    where = await connection(kubeconfig)
-    counts = Metrics()
-    config = Config(_DEFAULTS, watch_namespaces=(namespace,))
-    async with Client(where, counts.requested) as client:
-
-        def answer() -> None:
-            pipe.recv()
-            used = os.times()
-            # Events are created by POST, later and at their own rate.
-            writes = sum(count for (method, _), count in counts.requests.items() if method in ("PATCH", "DELETE"))
-            pipe.send(
-                {
-                    "requests": counts.requests.total(),
-                    "writes": writes,
-                    "reconciles": counts.reconciles.total(),
-                    "cpu": used.user + used.system,
-                }
-            )
-
-        def address_of(pod: Manifest) -> str:
-            return f"{address}/{pod['metadata']['name']}"
-
-        controller = Controller(client, config, "bench", counts, address=address_of)
-        asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
-        pipe.send("begun")
-        await controller.start()
-        await watch(where, config.watch_namespaces, controller.on_watch_event)
-
-
-async def _counts(operator: _Child) -> dict[str, float]:
-    operator.pipe.send("figures")
-    answer: dict[str, float] = await asyncio.to_thread(operator.pipe.recv)
-    return answer
-
-
-async def _until_steady(client: Client, namespace: str, models: int, operator: _Child) -> float:
-    """Time of the operator's last write except Events, once every model is ready or at zero and no write has come for a
-    while."""
-    end = time.monotonic() + _GIVE_UP_SECONDS
-    writes, last = -1.0, time.monotonic()
-    ready = 0
-    while time.monotonic() < end:
-        now = (await _counts(operator))["writes"]
-        if now != writes:
-            writes, last = now, time.monotonic()
-        elif time.monotonic() - last > _QUIET_SECONDS:
-            ready = 0
-            async for page in client.pages(MODEL, namespace):
-                ready += sum(_is_ready(body) for body in page.items)
-            if ready == models:
-                return last
-            last = time.monotonic()
-        await asyncio.sleep(0.2)
-    raise RuntimeError(f"{ready} of {models} models were ready after {_GIVE_UP_SECONDS:.0f} s")
-
-
-def _is_ready(body: Manifest) -> bool:
-    status = body.get("status", {})
-    found = {one["type"]: one["status"] for one in status.get("conditions", ())}
-    return found.get("Ready") == "True" or (status.get("phase") == "Idle" and found.get("FrontendReady") == "True")
-
-
 @asynccontextmanager
 async def _churning(kubeconfig: Path, namespace: str, names: list[str]) -> AsyncIterator[None]:
     """Context in which pods of models come and go."""
@@ -306,7 +173,7 @@ async def _churning(kubeconfig: Path, namespace: str, names: list[str]) -> Async
     async with Client(await connection(kubeconfig)) as client:
         churn = asyncio.create_task(_churn(client, namespace, names))
         try:
-            await asyncio.sleep(_QUIET_SECONDS)
+            await asyncio.sleep(QUIET_SECONDS)
             yield
         finally:
             churn.cancel()
@@ -357,17 +224,6 @@ async def _churn(client: Client, namespace: str, names: list[str]) -> None:
 
 def _leader(namespace: str, name: str) -> Manifest:
     return {"metadata": {"namespace": namespace, "name": f"{name}-r0-0"}, "spec": {"containers": [{"name": "engine"}]}}
-
-
-def _rss_mib(pid: int, field: str = "VmRSS") -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/{pid}/status has no {field}")
-
-
-def _peak_rss_mib(pid: int) -> float:
-    return _rss_mib(pid, "VmHWM")
 
 
 if __name__ == "__main__":
