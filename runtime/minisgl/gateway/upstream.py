@@ -318,15 +318,9 @@ class Client:
             connection.close()
 
     async def _connect(self, address: Address) -> _Connection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_seconds):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(lambda one: self._keep(address, one), lambda one: self._lose(address, one)),
-                    address.host,
-                    address.port,
-                    ssl=self._tls,
-                )
+                connection = await self._connect_to_any(address)
         except TimeoutError:
             raise UpstreamError(f"no connection within {self._connect_seconds:g} s") from None
         except OSError as error:
@@ -336,6 +330,26 @@ class Client:
             raise UpstreamError(f"the host name is not valid: {describe(error)}") from error
         self._open.add(connection)
         return connection
+
+    async def _connect_to_any(self, address: Address) -> _Connection:
+        """Connect to the first of the host's addresses that accepts. Raises the error of the last one."""
+        loop = asyncio.get_running_loop()
+        # Not by create_connection: when it is cancelled, uvloop leaves the lookup behind and logs how that fails.
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        for number, (*_, (host, port, *_)) in enumerate(found, 1):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(lambda one: self._keep(address, one), lambda one: self._lose(address, one)),
+                    *(host, port),
+                    ssl=self._tls,
+                    server_hostname=None if self._tls is None else address.host,
+                )
+            except OSError:
+                if number == len(found):
+                    raise
+            else:
+                return connection
+        raise OSError(f"{address.host} has no address")
 
     def _keep(self, address: Address, connection: _Connection) -> None:
         self._idle.setdefault(address, []).append(connection)
