@@ -282,6 +282,9 @@ def test_a_cancelled_request_does_not_wait_for_the_restart(stack: Stack, worker:
     stack.scheduler.close()
     stack.frontend.wait_for(WorkerState, lambda state: state.model is None)
     stack.frontend.send(Cancel(request))
+    # Messages of a frontend are read in order, but those of a scheduler may be read before them.
+    stack.frontend.send(RequestsWait(True))
+    eventually(lambda: worker._router._dispatcher.requests_wait)
     stack.scheduler = stack.start_scheduler(epoch=(1, 2))
     stack.wait_until_served()
     after = stack.frontend.generate(2)
