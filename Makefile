@@ -102,7 +102,7 @@ bench-operator: cluster-tools  ## measure the operator with 1,000 models on a se
 	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/bench.py
 
 bench-gateway: cluster-tools  ## measure a gateway in front of 1,000 models, 990 of them at zero, on a separate API server
-	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/gateway.py
+	@PYTHONPATH=runtime:operator:tests:e2e .venv/bin/python benchmarks/operator/many_models.py
 
 test-processors: install chromium  ## train both models under three instruction sets with five seeds each, and test each result; two hours
 	@.ci/processors
