@@ -336,11 +336,12 @@ class Client:
         loop = asyncio.get_running_loop()
         # Not by create_connection: when it is cancelled, uvloop leaves the lookup behind and logs how that fails.
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        for number, (*_, (host, port, *_)) in enumerate(found, 1):
+        for number, (*_, socket_address) in enumerate(found, 1):
             try:
                 _, connection = await loop.create_connection(
                     lambda: _Connection(lambda one: self._keep(address, one), lambda one: self._lose(address, one)),
-                    *(host, port),
+                    str(socket_address[0]),
+                    address.port,
                     ssl=self._tls,
                     server_hostname=None if self._tls is None else address.host,
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import socket
 from typing import Any
@@ -40,18 +39,15 @@ def test_nothing_is_logged_of_a_lookup_whose_client_has_left() -> None:
 
 
 async def test_the_next_address_of_a_host_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.2", 0)
     port = server.sockets[0].getsockname()[1]
-    with contextlib.closing(socket.socket()) as closed:
-        closed.bind(("127.0.0.1", 0))
-        refusing = closed.getsockname()[1]
 
-        async def addresses(*_: object, **__: object) -> list[Any]:
-            kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-            return [(*kind, ("127.0.0.1", refusing)), (*kind, ("127.0.0.1", port))]
+    async def addresses(*_: object, **__: object) -> list[Any]:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*kind, (host, port)) for host in ("127.0.0.1", "127.0.0.2")]
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
-        client = Client(20)
-        await client.connect(Address("two-addresses.example", 80))
-        client.close()
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", addresses)
+    client = Client(20)
+    await client.connect(Address("two-addresses.example", port))
+    client.close()
     server.close()
