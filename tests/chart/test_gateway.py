@@ -77,7 +77,16 @@ def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() 
     assert container(ENABLED)["args"] == arguments
     assert container(OF_TEAMS)["args"] == [*arguments, "--namespace", "team-a", "team-b"]
     everything = container(MATRIX["everything"])
-    assert everything["args"] == [*arguments, "--key-secrets", "--queue-timeout", "30"]
+    assert everything["args"] == [
+        *arguments,
+        "--key-secrets",
+        "--oidc-issuer=https://id.example.com/realms/a",
+        "--oidc-audience=minisgl,api://models",
+        "--oidc-tenant-claim=azp",
+        "--oidc-jwks-url=https://id.example.com/keys",
+        "--queue-timeout",
+        "30",
+    ]
     assert everything["image"].startswith("registry.example.com:5000/mirror/minisgl/frontend:")
 
 
@@ -164,7 +173,24 @@ def test_it_reaches_names_the_api_server_and_frontends_of_its_models() -> None:
     assert policy(ENABLED)["egress"][2]["to"][0]["namespaceSelector"] == {}
 
 
-@pytest.mark.parametrize("argument", ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets"])
+@pytest.mark.parametrize(
+    ("oidc", "problem"),
+    [
+        ({"issuer": "http://id.example.com", "audiences": ["a"]}, "issuer"),
+        ({"issuer": "https://id.example.com"}, "audiences"),
+        ({"issuer": "https://id.example.com", "audiences": ["a,b"]}, "audiences"),
+        ({"issuer": "https://id.example.com", "audiences": ["a"]}, "keySecrets"),
+    ],
+)
+def test_tokens_need_an_audience_and_tenants(oidc: Object, problem: str) -> None:
+    with pytest.raises(HelmError, match=problem):
+        rendered({"gateway": {"enabled": True, "keySecrets": problem != "keySecrets", "oidc": oidc}})
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets", "--oidc-issuer=https://a"],
+)
 def test_an_argument_that_the_chart_sets_is_rejected(argument: str) -> None:
     with pytest.raises(HelmError, match="gateway/args/0"):
         rendered({"gateway": {"enabled": True, "args": [argument]}})

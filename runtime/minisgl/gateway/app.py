@@ -107,6 +107,7 @@ def metrics_page(gateway: Gateway) -> GatewayMetricsPage:
         requests.metrics,
         lambda: len(gateway.holding),
         lambda: len(requests.in_flight),
+        None if gateway.tenancy.identities is None else gateway.tenancy.identities.provider,
     )
 
 
@@ -125,7 +126,7 @@ class _Endpoint:
 
 
 class _KeyMiddleware:
-    """Rejects requests without a valid key, except those to open paths."""
+    """Rejects requests without a valid key or access token, except those to open paths."""
 
     def __init__(self, app: ASGIApp, tenancy: Tenancy) -> None:
         self._app = app
@@ -134,7 +135,7 @@ class _KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError."""
         if scope["path"] not in _OPEN_PATHS:
-            account = self._tenancy.account(Headers(scope=scope))
+            account = await self._tenancy.account(Headers(scope=scope))
             if account is not None:
                 scope[ACCOUNT] = account
                 record_of(scope).key_name = account.tenant.name

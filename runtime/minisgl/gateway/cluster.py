@@ -71,7 +71,9 @@ class Secret(msgspec.Struct):
 class SecretKeys:
     """Keys of the Secrets in the gateway's namespace that have the label. One that cannot be used is left out."""
 
-    def __init__(self, client: Client, access: ClusterAccess) -> None:
+    def __init__(self, client: Client, access: ClusterAccess, *, by_tokens: bool = False) -> None:
+        """`by_tokens`: tenants may also come with access tokens."""
+        self._by_tokens = by_tokens
         self._found: dict[str, tuple[Tenant, list[bytes]]] = {}
         """By name of the Secret."""
         self._table = KeyTable()
@@ -116,7 +118,7 @@ class SecretKeys:
         self._found.pop(name, None)
         try:
             data = {field: base64.b64decode(value) for field, value in secret.data.items()}
-            self._found[name] = read_secret(name, data)
+            self._found[name] = read_secret(name, data, by_tokens=self._by_tokens)
         except (KeyFileError, binascii.Error) as error:
             logger.error("%s; its keys are not accepted", error)
 

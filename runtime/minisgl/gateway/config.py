@@ -35,6 +35,38 @@ class GatewayLimits(msgspec.Struct, frozen=True, kw_only=True):
     ] = msgspec.field(default=2400.0, name="request_timeout")
 
 
+class OidcOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an identity provider (OpenID Connect), whose tokens are accepted beside keys."""
+
+    issuer: Annotated[
+        str,
+        option(
+            "accept access tokens of this identity provider beside keys; as it writes itself in the claim `iss`",
+            default="none",
+            metavar="URL",
+        ),
+    ] = msgspec.field(default="", name="oidc_issuer")
+    audiences: Annotated[
+        tuple[str, ...],
+        option(
+            "names of this API at the provider, one of which a token must have in its claim `aud`",
+            default="none; required with --oidc-issuer",
+            metavar="LIST",
+        ),
+    ] = msgspec.field(default=(), name="oidc_audience")
+    tenant_claim: Annotated[str, option("claim of a token that names its tenant")] = msgspec.field(
+        default="sub", name="oidc_tenant_claim"
+    )
+    jwks_url: Annotated[
+        str | None,
+        option(
+            "URL of the provider's keys",
+            default="the one that ISSUER/.well-known/openid-configuration names",
+            metavar="URL",
+        ),
+    ] = msgspec.field(default=None, name="oidc_jwks_url")
+
+
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `minisgl gateway`."""
 
@@ -67,6 +99,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
         Seconds,
         option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),
     ] = 300.0
+    oidc: OidcOptions = OidcOptions()
     limits: GatewayLimits = GatewayLimits()
     access: WebAccess = WebAccess()
     log: LogOptions = LogOptions()

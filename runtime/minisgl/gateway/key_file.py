@@ -15,9 +15,10 @@ logger = logging.getLogger(__name__)
 class FileKeys:
     """Keys of a file. While a changed one cannot be used, the keys stay as they were."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises KeyFileError."""
+    def __init__(self, path: Path, *, by_tokens: bool = False) -> None:
+        """`by_tokens`: tenants may also come with access tokens. Raises KeyFileError."""
         self._path = path
+        self._by_tokens = by_tokens
         self._stamp = file_stamp(path)
         self._table = self._read()
         self._checked_at = time.monotonic()
@@ -46,4 +47,4 @@ class FileKeys:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise KeyFileError(f"cannot read the keys in {self._path}: {reason}") from error
-        return read_file(text, str(self._path))
+        return read_file(text, str(self._path), by_tokens=self._by_tokens)

@@ -17,7 +17,8 @@ from minisgl.gateway.models import Model
 
 T = TypeVar("T")
 
-_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?\Z")]
+_Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@|:-]{0,98}[A-Za-z0-9])?\Z")]
+"""Providers write `auth0|1234` and `system:serviceaccount:team:app` into tokens."""
 _Rate = Annotated[int, Meta(ge=1, le=10**12)]
 
 _UNKNOWN_FIELD: Final = re.compile(r"unknown field `.*?`( - at `\$\.tenants\[\d+\]`)?\Z", re.DOTALL)
@@ -50,7 +51,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
 
 
 class _TenantWithKeys(Tenant, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    keys: Annotated[tuple[str, ...], Meta(min_length=1)]
+    keys: tuple[str, ...] = ()
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,11 +59,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeyTable:
-    """Tenants by the hashes of their keys. Keys themselves are not kept."""
+    """Tenants by the hashes of their keys, and by their names. Keys themselves are not kept."""
 
     def __init__(self, tenants: Iterable[tuple[Tenant, Iterable[bytes]]] = ()) -> None:
         """`tenants`: each with the digests of its keys."""
-        self._tenants = {digest: (digest, tenant) for tenant, digests in tenants for digest in digests}
+        found = list(tenants)
+        self._tenants = {digest: (digest, tenant) for tenant, digests in found for digest in digests}
+        self._named = {tenant.name: tenant for tenant, _ in found}
 
     def __len__(self) -> int:
         return len(self._tenants)
@@ -74,12 +77,19 @@ class KeyTable:
         found = self._tenants.get(given)
         return found[1] if found is not None and hmac.compare_digest(found[0], given) else None
 
+    def named(self, name: str) -> Tenant | None:
+        """Return the tenant that an access token names; None: there is no such tenant."""
+        return self._named.get(name)
 
-def read_file(text: str, name: str) -> KeyTable:
-    """Return the keys of a file. Raises KeyFileError, whose message never contains a key."""
+
+def read_file(text: str, name: str, *, by_tokens: bool = False) -> KeyTable:
+    """Return the keys of a file. `by_tokens`: tenants may also come with access tokens, and need no key. Raises
+    KeyFileError, whose message never contains a key."""
     found = _convert(_load(text, name), _File, name)
     tenants = []
     for each in found.tenants:
+        if not each.keys and not by_tokens:
+            raise KeyFileError(f"{name}: tenant {each.name!r} has no keys; only with --oidc-issuer it needs none")
         if not all(key == key.strip() != "" for key in each.keys):
             raise KeyFileError(f"{name}: tenant {each.name!r} has a key that is empty or has blanks at its ends")
         tenants.append((_without_keys(each), [key_digest(key) for key in each.keys]))
@@ -100,10 +110,10 @@ def shared_keys(tenants: Iterable[tuple[Tenant, Iterable[bytes]]]) -> dict[bytes
     return {digest: sorted(names) for digest, names in owners.items() if len(names) > 1}
 
 
-def read_secret(name: str, data: Mapping[str, bytes]) -> tuple[Tenant, list[bytes]]:
+def read_secret(name: str, data: Mapping[str, bytes], *, by_tokens: bool = False) -> tuple[Tenant, list[bytes]]:
     """Return the tenant of a Secret, and the digests of its keys: one on each line of `key` or `keys`. `tenant` may
-    contain its fields as YAML or JSON; its name is that of the Secret, unless that says otherwise. Raises
-    KeyFileError, whose message never contains a key."""
+    contain its fields as YAML or JSON; its name is that of the Secret, unless that says otherwise. `by_tokens`: it may
+    come with access tokens, and needs no key. Raises KeyFileError, whose message never contains a key."""
     shown = f"Secret {name}"
     try:
         lines = [line.strip() for field in _KEYS_IN_SECRETS for line in data.get(field, b"").decode().splitlines()]
@@ -111,7 +121,7 @@ def read_secret(name: str, data: Mapping[str, bytes]) -> tuple[Tenant, list[byte
     except UnicodeDecodeError:
         raise KeyFileError(f"{shown} is not UTF-8 text") from None
     digests = [key_digest(line) for line in lines if line and not line.startswith("#")]
-    if not digests:
+    if not digests and not by_tokens:
         raise KeyFileError(f"{shown} has no key; write one per line into its field `key`")
     return _convert({"name": name} | _fields(document, shown), Tenant, shown), digests
 

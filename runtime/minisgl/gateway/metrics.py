@@ -15,6 +15,7 @@ from minisgl.frontend.metrics.page import CONTENT_TYPE, Page
 from minisgl.frontend.metrics.process import read_process_use
 from minisgl.frontend.server.usage_report import Usage
 from minisgl.gateway.models import Key
+from minisgl.gateway.provider import Provider
 from minisgl.gateway.routing import Table
 
 _MAX_SERIES: Final = 2000
@@ -52,12 +53,15 @@ class GatewayMetricsPage:
         metrics: FrontendMetrics,
         held: Callable[[], int],
         in_flight: Callable[[], int],
+        provider: Provider | None,
     ) -> None:
+        """`provider`: of identities; None: there is none."""
         self._table = table
         self._totals = totals
         self._metrics = metrics
         self._held = held
         self._in_flight = in_flight
+        self._provider = provider
         self._started_at = time.time()
 
     async def __call__(self, _: Request) -> Response:
@@ -66,6 +70,10 @@ class GatewayMetricsPage:
         page.labelled("minisgl:gateway_models", "gauge", "Models by state.", "state", states)
         page.gauge("minisgl:gateway_held", "Requests that wait for a frontend.", self._held())
         page.gauge("minisgl:gateway_inflight", "HTTP requests in progress.", self._in_flight())
+        if (provider := self._provider) is not None:
+            page.gauge("minisgl:gateway_identity_keys", "Keys of the identity provider.", provider.key_count)
+            text = "Fetches of these keys that failed."
+            page.counter("minisgl:gateway_identity_fetch_failures_total", text, provider.failures)
         for name, text, values in (
             ("requests", "Requests that were forwarded.", totals.requests),
             ("prompt_tokens", "Tokens of their prompts.", totals.prompt_tokens),

@@ -29,8 +29,11 @@ from minisgl.gateway.control import create_control
 from minisgl.gateway.directory import Directory, Source
 from minisgl.gateway.handler import Gateway
 from minisgl.gateway.holding import Holding
+from minisgl.gateway.identities import Identities
 from minisgl.gateway.key_file import FileKeys
+from minisgl.gateway.provider import Provider, ProviderError
 from minisgl.gateway.tenancy import Keys, Tenancy
+from minisgl.gateway.tokens import TokenRules
 from minisgl.gateway.upstream import Client
 from minisgl.wire.web_pages import is_loopback
 
@@ -48,10 +51,12 @@ class GatewayServer:
 
     def __init__(self, options: GatewayOptions, access: ClusterAccess | None = None) -> None:
         """Bind the ports. `access`: of the cluster, if no backends are given; None: that of this pod. Raises
-        ServerError, ClusterError, BackendError, KeyFileError and OriginListError."""
+        ServerError, ClusterError, BackendError, KeyFileError, ProviderError and OriginListError."""
         self._options = options
         backends = [parse_backend(url) for url in options.backends]
-        file_keys = None if options.keys is None else FileKeys(Path(options.keys))
+        self._identities = _identities(options)
+        by_tokens = self._identities is not None
+        file_keys = None if options.keys is None else FileKeys(Path(options.keys), by_tokens=by_tokens)
         if access is None and (not backends or options.key_secrets):
             access = ClusterAccess.from_pod()
         self._backends, self._file_keys, self._access = backends, file_keys, access
@@ -102,7 +107,7 @@ class GatewayServer:
         self._holding = holding
         directory.on_change(holding.model_changed)
         sources, keys = self._sources(client, directory)
-        gateway = Gateway(client, directory, holding, Tenancy(keys, loop.time), requests)
+        gateway = Gateway(client, directory, holding, Tenancy(keys, loop.time, self._identities), requests)
         on_loopback = is_loopback(self._listener.getsockname()[0])
 
         def problem() -> str:
@@ -138,7 +143,7 @@ class GatewayServer:
                 raise end
 
     def _sources(self, client: Client, directory: Directory) -> tuple[list[Source], Keys | None]:
-        """Return the sources of models and keys, and the latter again."""
+        """Return the sources of models, keys and those of an identity provider, and the keys again."""
         sources: list[Source] = []
         keys: Keys | None = self._file_keys
         api_server = None if self._access is None else Client(_CONNECT_SECONDS, self._access.tls())
@@ -149,8 +154,10 @@ class GatewayServer:
             sources.append(ClusterModels(api_server, self._access, self._options.namespaces, directory))
         if self._options.key_secrets:
             assert self._access is not None and api_server is not None
-            keys = secrets = SecretKeys(api_server, self._access)
+            keys = secrets = SecretKeys(api_server, self._access, by_tokens=self._identities is not None)
             sources.append(secrets)
+        if self._identities is not None:
+            sources.append(self._identities.provider)
         return sources, keys
 
     def _problem(self, directory: Directory, keys: Keys | None) -> str:
@@ -185,3 +192,18 @@ class GatewayServer:
     def _fail_held(self) -> None:
         assert self._holding is not None
         self._holding.refuse(ApiError.from_code("shutting_down", "the gateway is shutting down; retry"))
+
+
+def _identities(options: GatewayOptions) -> Identities | None:
+    """Return the tenants by access tokens; None: only keys count. Raises ProviderError."""
+    oidc = options.oidc
+    if not oidc.issuer:
+        if oidc.audiences or oidc.jwks_url is not None:
+            raise ProviderError("--oidc-audience and --oidc-jwks-url need --oidc-issuer URL; add it")
+        return None
+    if not oidc.audiences:
+        raise ProviderError("--oidc-issuer needs --oidc-audience LIST: otherwise tokens for other services would do")
+    if options.keys is None and not options.key_secrets:
+        message = "--oidc-issuer needs the tenants that its tokens name; write them with --keys or --key-secrets"
+        raise ProviderError(message)
+    return Identities(Provider(oidc), TokenRules(oidc.issuer, oidc.audiences, oidc.tenant_claim))

@@ -10,8 +10,10 @@ from starlette.datastructures import Headers
 
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.auth import check_key
+from minisgl.gateway.identities import Identities
 from minisgl.gateway.keys import KeyTable, Tenant
 from minisgl.gateway.limits import Bucket, duration
+from minisgl.gateway.tokens import is_token, unknown_tenant
 
 
 class Keys(Protocol):
@@ -73,9 +75,10 @@ class Account:
 class Tenancy:
     """All methods belong to the event loop."""
 
-    def __init__(self, keys: Keys | None, clock: Callable[[], float]) -> None:
-        """`keys`: None, every client may use everything."""
+    def __init__(self, keys: Keys | None, clock: Callable[[], float], identities: Identities | None = None) -> None:
+        """`keys`: None, every client may use everything. `identities`: of access tokens; None: only keys count."""
         self._keys = keys
+        self.identities = identities
         self._clock = clock
         self._accounts: dict[str, Account] = {}
 
@@ -83,17 +86,32 @@ class Tenancy:
     def needs_keys(self) -> bool:
         return self._keys is not None
 
-    def account(self, headers: Headers) -> Account | None:
-        """Return the account of the key in a request's headers; None: no key is needed. Raises ApiError."""
+    async def account(self, headers: Headers) -> Account | None:
+        """Return the account of the key or the access token in a request's headers; None: none is needed. Raises
+        ApiError."""
         if self._keys is None:
             return None
-        tenant = check_key(headers, self._keys.table().tenant)
+        tenant = await self._tenant(headers, self._keys)
         account = self._accounts.get(tenant.name)
         if account is None:
             account = self._accounts[tenant.name] = Account(tenant, self._clock())
         elif account.tenant is not tenant and account.tenant != tenant:
             account.change(tenant, self._clock())
         return account
+
+    async def _tenant(self, headers: Headers, keys: Keys) -> Tenant:
+        """Raises ApiError."""
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        token = given.strip()
+        table, identities = keys.table(), self.identities
+        if identities is None or scheme.lower() != "bearer" or not is_token(token):
+            return check_key(headers, table.tenant)
+        if (tenant := table.tenant(token)) is not None:
+            return tenant
+        name = await identities.tenant_name(token)
+        if (tenant := keys.table().named(name)) is None:
+            raise unknown_tenant(name, identities.rules.tenant_claim)
+        return tenant
 
 
 def _bucket(last: Bucket | None, per_minute: int | None, now: float) -> Bucket | None:

@@ -84,6 +84,8 @@ SECRET = "sk-very-secret"
             f"tenants:\n- {{name: a, keys: [{SECRET}]}}\n- {{name: b, keys: [c, {SECRET}]}}\n",
             "'a', 'b' have the same key",
         ),
+        ("tenants:\n- {name: a, keys: []}\n", "'a' has no keys; only with --oidc-issuer"),
+        ("tenants:\n- {name: a}\n", "'a' has no keys; only with --oidc-issuer"),
         (f"tenants:\n- name: 'a b'\n  keys: [{SECRET}]\n", "matching regex"),
         (f'tenants:\n- name: "a\\n"\n  keys: [{SECRET}]\n', "matching regex"),
         ("tenants: []", "length >= 1"),
@@ -108,6 +110,15 @@ def test_a_secret_has_keys_and_may_have_limits() -> None:
     limits = b'{"name": "search", "models": ["qwen"], "tokensPerMinute": 5}'
     tenant, _ = read_secret("team", {"key": b"one\n", "tenant": limits})
     assert tenant == Tenant(name="search", models=("qwen",), tokens_per_minute=5)
+
+
+def test_a_tenant_that_comes_by_tokens_needs_no_key() -> None:
+    table = read_file("tenants: [{name: 'auth0|7', priority: 1}, {name: b, keys: [sk-b]}]", "f", by_tokens=True)
+    assert table.named("auth0|7") == Tenant(name="auth0|7", priority=1)
+    assert table.named("b") == table.tenant("sk-b")
+    assert table.named("sk-b") is None
+    tenant, digests = read_secret("team", {"tenant": b"name: system:serviceaccount:a:b"}, by_tokens=True)
+    assert (tenant, digests) == (Tenant(name="system:serviceaccount:a:b"), [])
 
 
 def test_a_key_in_secrets_of_two_tenants_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:

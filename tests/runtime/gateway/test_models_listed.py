@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from minisgl.gateway.backends import BackendError, Listed, models_of, parse_backend
+from minisgl.gateway.config import OidcOptions
 from minisgl.gateway.listing import listed_models
 from minisgl.gateway.models import Address, InferenceModel, Key, Model, model_of
 from minisgl.gateway.routing import Table, everything
@@ -124,8 +125,12 @@ async def test_the_list_of_a_gateway_follows_its_servers() -> None:
         await until(has_noticed)
 
 
-async def test_all_metrics_are_documented() -> None:
-    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+async def test_all_metrics_are_documented(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("tenants: [{name: a}]")
+    # Nothing listens there.
+    oidc = OidcOptions(issuer="http://127.0.0.1:1", audiences=("a",))
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys), oidc=oidc) as gateway:
         given = set(re.findall(r"^# TYPE (minisgl:gateway_\S+) ", await gateway.metrics(), re.MULTILINE))
     documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     assert given == set(re.findall(r"`(minisgl:gateway_\w+)", documented))

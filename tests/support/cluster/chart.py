@@ -107,6 +107,12 @@ MATRIX: Final[dict[str, Object]] = {
             "enabled": True,
             "replicas": 3,
             "keySecrets": True,
+            "oidc": {
+                "issuer": "https://id.example.com/realms/a",
+                "audiences": ["minisgl", "api://models"],
+                "tenantClaim": "azp",
+                "jwksUrl": "https://id.example.com/keys",
+            },
             "args": ["--queue-timeout", "30"],
             "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "nodeSelector": {"pool": "web"},
