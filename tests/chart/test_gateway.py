@@ -84,6 +84,8 @@ def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() 
         "--oidc-audience=minisgl,api://models",
         "--oidc-tenant-claim=azp",
         "--oidc-jwks-url=https://id.example.com/keys",
+        "--redis=rediss://limits@redis.example.com:6380/2",
+        "--redis-password-file=/etc/minisgl/redis/password",
         "--queue-timeout",
         "30",
     ]
@@ -187,9 +189,27 @@ def test_tokens_need_an_audience_and_tenants(oidc: Object, problem: str) -> None
         rendered({"gateway": {"enabled": True, "keySecrets": problem != "keySecrets", "oidc": oidc}})
 
 
+@pytest.mark.parametrize(("host", "port"), [("redis", 6379), ("me@redis.a.svc:6380/1", 6380), ("[fd00::1]", 6379)])
+def test_it_reaches_redis_and_has_its_password_as_a_file(host: str, port: int) -> None:
+    redis: Object = {"url": f"redis://{host}", "passwordSecret": {"name": "limits", "key": "secret"}}
+    values: Object = {"gateway": {"enabled": True, "redis": redis}}
+    assert policy(values)["egress"][2] == {"ports": [{"port": port, "protocol": "TCP"}]}
+    [deployment] = gateway(values, "Deployment")
+    [_, volume] = deployment["spec"]["template"]["spec"]["volumes"]
+    assert volume["secret"] == {"secretName": "limits", "items": [{"key": "secret", "path": "password"}]}
+    [_, mount] = container(values)["volumeMounts"]
+    assert f"--redis-password-file={mount['mountPath']}/password" in container(values)["args"]
+
+
+def test_a_password_in_the_url_of_redis_is_rejected() -> None:
+    for url in ("redis://:secret@redis", "redis://me:secret@redis", "http://redis"):
+        with pytest.raises(HelmError, match="gateway/redis/url"):
+            rendered({"gateway": {"enabled": True, "redis": {"url": url}}})
+
+
 @pytest.mark.parametrize(
     "argument",
-    ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets", "--oidc-issuer=https://a"],
+    ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets", "--oidc-issuer=a", "--redis=a"],
 )
 def test_an_argument_that_the_chart_sets_is_rejected(argument: str) -> None:
     with pytest.raises(HelmError, match="gateway/args/0"):

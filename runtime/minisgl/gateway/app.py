@@ -108,6 +108,7 @@ def metrics_page(gateway: Gateway) -> GatewayMetricsPage:
         lambda: len(gateway.holding),
         lambda: len(requests.in_flight),
         None if gateway.tenancy.identities is None else gateway.tenancy.identities.provider,
+        gateway.tenancy.shared,
     )
 
 

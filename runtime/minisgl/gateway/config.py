@@ -67,6 +67,23 @@ class OidcOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = msgspec.field(default=None, name="oidc_jwks_url")
 
 
+class RedisOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of the Redis in which several gateways count together."""
+
+    url: Annotated[
+        str,
+        option(
+            "count requests and tokens per minute in this Redis, together with all gateways that have the same; "
+            "redis://[USER@]HOST[:PORT][/DATABASE], or rediss:// for TLS",
+            default="none, each gateway counts for itself",
+            metavar="URL",
+        ),
+    ] = msgspec.field(default="", name="redis")
+    password_file: Annotated[
+        str | None, option("file with the password of Redis", default="no password", metavar="FILE")
+    ] = msgspec.field(default=None, name="redis_password_file")
+
+
 class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of `minisgl gateway`."""
 
@@ -100,6 +117,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
         option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),
     ] = 300.0
     oidc: OidcOptions = OidcOptions()
+    redis: RedisOptions = RedisOptions()
     limits: GatewayLimits = GatewayLimits()
     access: WebAccess = WebAccess()
     log: LogOptions = LogOptions()

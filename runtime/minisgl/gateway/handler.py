@@ -91,7 +91,7 @@ class Gateway:
         record, account = record_of(scope), account_of(scope)
         clock, limits = asyncio.get_running_loop().time, self.requests.limits
         if account is not None:
-            account.begin(clock())
+            await account.admit(clock)
         if holds:
             # Not before: a request that is refused does not use the model, and must not start it.
             self.holding.begin(model.key)

@@ -31,7 +31,7 @@ _TENANT_IN_SECRETS: Final = "tenant"
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Who may use what. Limits count all keys of a tenant together, in each gateway pod."""
+    """Who may use what. Limits count all keys of a tenant together."""
 
     name: _Name
     models: tuple[str, ...] = ()

@@ -21,6 +21,11 @@ class Bucket:
         self._level = self._level_at(now) - units
         self._at = now
 
+    def set_missing(self, units: float, now: float) -> None:
+        """Take over another count of this bucket, from which these units are missing."""
+        self._level = self.per_minute - units
+        self._at = now
+
     def seconds_until(self, units: int, now: float) -> float:
         """Return the time until there is room for `units`; 0: there is."""
         return max(units - self._level_at(now), 0.0) * _MINUTE / self.per_minute

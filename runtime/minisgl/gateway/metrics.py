@@ -17,6 +17,7 @@ from minisgl.frontend.server.usage_report import Usage
 from minisgl.gateway.models import Key
 from minisgl.gateway.provider import Provider
 from minisgl.gateway.routing import Table
+from minisgl.gateway.shared_limits import SharedLimits
 
 _MAX_SERIES: Final = 2000
 """Pairs of tenant and model that are told apart; the rest is counted for OTHER."""
@@ -54,14 +55,16 @@ class GatewayMetricsPage:
         held: Callable[[], int],
         in_flight: Callable[[], int],
         provider: Provider | None,
+        shared: SharedLimits | None,
     ) -> None:
-        """`provider`: of identities; None: there is none."""
+        """`provider`: of identities; `shared`: counts of several gateways; None: there is none."""
         self._table = table
         self._totals = totals
         self._metrics = metrics
         self._held = held
         self._in_flight = in_flight
         self._provider = provider
+        self._shared = shared
         self._started_at = time.time()
 
     async def __call__(self, _: Request) -> Response:
@@ -74,6 +77,10 @@ class GatewayMetricsPage:
             page.gauge("minisgl:gateway_identity_keys", "Keys of the identity provider.", provider.key_count)
             text = "Fetches of these keys that failed."
             page.counter("minisgl:gateway_identity_fetch_failures_total", text, provider.failures)
+        if (shared := self._shared) is not None:
+            page.gauge("minisgl:gateway_shared_limits_up", "Whether Redis counts limits.", int(shared.is_up))
+            text = "Requests with limits that this gateway counted alone."
+            page.counter("minisgl:gateway_shared_limits_missed_total", text, shared.missed)
         for name, text, values in (
             ("requests", "Requests that were forwarded.", totals.requests),
             ("prompt_tokens", "Tokens of their prompts.", totals.prompt_tokens),

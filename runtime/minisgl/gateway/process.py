@@ -32,6 +32,7 @@ from minisgl.gateway.holding import Holding
 from minisgl.gateway.identities import Identities
 from minisgl.gateway.key_file import FileKeys
 from minisgl.gateway.provider import Provider, ProviderError
+from minisgl.gateway.shared_limits import SharedLimits
 from minisgl.gateway.tenancy import Keys, Tenancy
 from minisgl.gateway.tokens import TokenRules
 from minisgl.gateway.upstream import Client
@@ -51,11 +52,12 @@ class GatewayServer:
 
     def __init__(self, options: GatewayOptions, access: ClusterAccess | None = None) -> None:
         """Bind the ports. `access`: of the cluster, if no backends are given; None: that of this pod. Raises
-        ServerError, ClusterError, BackendError, KeyFileError, ProviderError and OriginListError."""
+        ServerError, ClusterError, BackendError, KeyFileError, ProviderError, RedisError and OriginListError."""
         self._options = options
         backends = [parse_backend(url) for url in options.backends]
         self._identities = _identities(options)
         by_tokens = self._identities is not None
+        self._shared = SharedLimits(options.redis) if options.redis.url else None
         file_keys = None if options.keys is None else FileKeys(Path(options.keys), by_tokens=by_tokens)
         if access is None and (not backends or options.key_secrets):
             access = ClusterAccess.from_pod()
@@ -107,7 +109,8 @@ class GatewayServer:
         self._holding = holding
         directory.on_change(holding.model_changed)
         sources, keys = self._sources(client, directory)
-        gateway = Gateway(client, directory, holding, Tenancy(keys, loop.time, self._identities), requests)
+        tenancy = Tenancy(keys, loop.time, self._identities, self._shared)
+        gateway = Gateway(client, directory, holding, tenancy, requests)
         on_loopback = is_loopback(self._listener.getsockname()[0])
 
         def problem() -> str:
@@ -143,7 +146,7 @@ class GatewayServer:
                 raise end
 
     def _sources(self, client: Client, directory: Directory) -> tuple[list[Source], Keys | None]:
-        """Return the sources of models, keys and those of an identity provider, and the keys again."""
+        """Return the sources of models, keys, those of an identity provider and shared counts; and the keys again."""
         sources: list[Source] = []
         keys: Keys | None = self._file_keys
         api_server = None if self._access is None else Client(_CONNECT_SECONDS, self._access.tls())
@@ -158,6 +161,8 @@ class GatewayServer:
             sources.append(secrets)
         if self._identities is not None:
             sources.append(self._identities.provider)
+        if self._shared is not None:
+            sources.append(self._shared)
         return sources, keys
 
     def _problem(self, directory: Directory, keys: Keys | None) -> str:

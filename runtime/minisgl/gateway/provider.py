@@ -62,6 +62,9 @@ class Provider:
 
     def __init__(self, options: OidcOptions) -> None:
         """Raises ProviderError."""
+        # Here, before there are requests: it takes a while.
+        import jwt.algorithms  # noqa: F401
+
         self._issuer = options.issuer
         self._discovery = _parsed(options.issuer.rstrip("/") + _DISCOVERY, "--oidc-issuer")
         self._keys_url = None if options.jwks_url is None else _parsed(options.jwks_url, "--oidc-jwks-url")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from minisgl.gateway.backends import BackendError, Listed, models_of, parse_backend
-from minisgl.gateway.config import OidcOptions
+from minisgl.gateway.config import OidcOptions, RedisOptions
 from minisgl.gateway.listing import listed_models
 from minisgl.gateway.models import Address, InferenceModel, Key, Model, model_of
 from minisgl.gateway.routing import Table, everything
@@ -129,8 +129,8 @@ async def test_all_metrics_are_documented(tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("tenants: [{name: a}]")
     # Nothing listens there.
-    oidc = OidcOptions(issuer="http://127.0.0.1:1", audiences=("a",))
-    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys), oidc=oidc) as gateway:
+    oidc, redis = OidcOptions(issuer="http://127.0.0.1:1", audiences=("a",)), RedisOptions(url="redis://127.0.0.1:1")
+    async with stub_frontend("a") as stub, gateway_of(stub, keys=str(keys), oidc=oidc, redis=redis) as gateway:
         given = set(re.findall(r"^# TYPE (minisgl:gateway_\S+) ", await gateway.metrics(), re.MULTILINE))
     documented = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     assert given == set(re.findall(r"`(minisgl:gateway_\w+)", documented))

@@ -113,6 +113,7 @@ MATRIX: Final[dict[str, Object]] = {
                 "tenantClaim": "azp",
                 "jwksUrl": "https://id.example.com/keys",
             },
+            "redis": {"url": "rediss://limits@redis.example.com:6380/2", "passwordSecret": {"name": "redis"}},
             "args": ["--queue-timeout", "30"],
             "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "nodeSelector": {"pool": "web"},
