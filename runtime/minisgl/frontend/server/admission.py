@@ -48,18 +48,22 @@ class Admission:
         """Tokens by tenant, as `waiting_tokens`."""
         self._in_flight = 0
         """HTTP requests."""
+        self._in_flight_of: Counter[str] = Counter()
+        """HTTP requests by tenant."""
         self._in_flight_by_key: Counter[str] = Counter()
         """Their choices."""
         self._starts: deque[float] = deque(maxlen=_STARTS)
 
-    def begin_request(self, key_name: str) -> None:
-        """Count a request with this API key, before its body is read. Raises ApiError."""
+    def begin_request(self, key_name: str, tenant: str) -> None:
+        """Count a tenant's request with this API key, before its body is read. Raises ApiError."""
         limit = self._limits.in_flight_per_key
         if limit is not None and self._in_flight_by_key[key_name] >= limit:
             raise self._reject("key_limit", "too_many_requests", f"this key has {limit} choices in progress")
-        if self._in_flight >= self._limits.in_flight:
+        most, own = self._limits.in_flight, self._in_flight_of.get(tenant, 0)
+        if self._in_flight >= most and not has_share(own, 1, self._in_flight, most, +self._in_flight_of):
             raise self._reject("in_flight", "too_many_requests", "too many concurrent requests")
         self._in_flight += 1
+        self._in_flight_of[tenant] += 1
         self._in_flight_by_key[key_name] += 1
 
     def recount(self, key_name: str, counted: int, choices: int) -> None:
@@ -71,8 +75,11 @@ class Admission:
             raise self._reject("key_limit", "too_many_requests", message)
         self._in_flight_by_key[key_name] = others + choices
 
-    def end_request(self, key_name: str, choices: int = 1) -> None:
+    def end_request(self, key_name: str, tenant: str, choices: int = 1) -> None:
         self._in_flight -= 1
+        self._in_flight_of[tenant] -= 1
+        if not self._in_flight_of[tenant]:
+            del self._in_flight_of[tenant]
         self._in_flight_by_key[key_name] -= choices
         if not self._in_flight_by_key[key_name]:
             del self._in_flight_by_key[key_name]

@@ -175,7 +175,8 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         record = record_of(scope)
-        self._admission.begin_request(record.key_name)
+        tenant = record.tenant
+        self._admission.begin_request(record.key_name, tenant)
         read = 0
 
         async def counted() -> Message:
@@ -183,10 +184,10 @@ class AdmissionMiddleware:
             message = await receive()
             if message.get("more_body", False):
                 size = len(message.get("body", b""))
-                self._admission.read(size, record.tenant)
+                self._admission.read(size, tenant)
                 read += size
             elif read:
-                self._admission.forget(read, record.tenant)
+                self._admission.forget(read, tenant)
                 read = 0
             return message
 
@@ -194,8 +195,8 @@ class AdmissionMiddleware:
             await self._app(scope, counted, send)
         finally:
             if read:
-                self._admission.forget(read, record.tenant)
-            self._admission.end_request(record.key_name, record.choices)
+                self._admission.forget(read, tenant)
+            self._admission.end_request(record.key_name, tenant, record.choices)
 
 
 async def _receive_in_time(receive: Receive, until: float, seconds: float) -> Message:

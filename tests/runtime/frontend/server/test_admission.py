@@ -235,27 +235,46 @@ def test_a_request_of_many_choices_is_admitted_to_an_empty_queue() -> None:
 
 def test_requests_in_flight_are_limited_in_total_and_by_key() -> None:
     admission = Admission(RequestLimits(in_flight=2, in_flight_per_key=2), Counter())
-    admission.begin_request("a")
-    admission.begin_request("b")
+    admission.begin_request("a", "a")
+    admission.begin_request("b", "b")
     with pytest.raises(ApiError) as raised:
-        admission.begin_request("c")
+        admission.begin_request("c", "c")
     assert (raised.value.status, raised.value.code) == (429, "too_many_requests")
-    admission.end_request("a")
-    admission.begin_request("b")
+    admission.end_request("a", "a")
+    admission.begin_request("b", "b")
     with pytest.raises(ApiError, match="this key"):
-        admission.begin_request("b")
+        admission.begin_request("b", "b")
+
+
+def test_a_tenant_that_has_all_places_in_flight_keeps_no_other_one_out() -> None:
+    admission = Admission(RequestLimits(in_flight=6), Counter())
+    for _ in range(6):
+        admission.begin_request("", "many")
+    with pytest.raises(ApiError, match="too many concurrent"):
+        admission.begin_request("", "many")
+    for tenant, share in (("one", 3), ("two", 2)):
+        for _ in range(share):
+            admission.begin_request("", tenant)
+        with pytest.raises(ApiError, match="too many concurrent"):
+            admission.begin_request("", tenant)
+    admission.begin_request("", "three")
+    with pytest.raises(ApiError, match="too many concurrent"):
+        admission.begin_request("", "four")
+    for _ in range(6):
+        admission.end_request("", "many")
+    admission.begin_request("", "four")
 
 
 def test_a_request_that_no_worker_has_taken_counts_once_when_it_is_tried_again() -> None:
     admission = Admission(RequestLimits(in_flight_per_key=4), Counter())
-    admission.begin_request("a")
+    admission.begin_request("a", "a")
     admission.recount("a", 1, 8)
     admission.recount("a", 8, 8)
     with pytest.raises(ApiError):
-        admission.begin_request("a")
-    admission.end_request("a", 8)
-    admission.begin_request("a")
-    admission.begin_request("a")
+        admission.begin_request("a", "a")
+    admission.end_request("a", "a", 8)
+    admission.begin_request("a", "a")
+    admission.begin_request("a", "a")
     admission.recount("a", 1, 3)
     with pytest.raises(ApiError, match="3 of 4 choices in progress, and the request has 2"):
         admission.recount("a", 1, 2)
