@@ -50,6 +50,7 @@ _CODES: Final = frozenset(
         "invalid_request",
         "invalid_token",
         "invalid_value",
+        "loop_detected",
         "method_not_allowed",
         "missing_api_key",
         "missing_required_parameter",

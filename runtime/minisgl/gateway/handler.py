@@ -20,7 +20,7 @@ from minisgl.gateway.bodies import KeptBodies, requested_model, with_model
 from minisgl.gateway.config import MAX_BODY_BYTES
 from minisgl.gateway.directory import Directory
 from minisgl.gateway.forwarding import Forwarding, Outgoing, UntilDisconnect
-from minisgl.gateway.headers import passed_request_headers
+from minisgl.gateway.headers import HOPS_HEADER, MAX_HOPS, hops, passed_request_headers
 from minisgl.gateway.holding import Holding, check_serves
 from minisgl.gateway.metrics import UseTotals
 from minisgl.gateway.models import Model
@@ -89,6 +89,9 @@ class Gateway:
         self, scope: Scope, receive: Receive, send: Send, model: Model, body: bytes, *, holds: bool
     ) -> None:
         record, account = record_of(scope), account_of(scope)
+        if hops(scope["headers"]) >= MAX_HOPS:
+            message = f"the request has passed {MAX_HOPS} gateways, which lead to each other; check their --backend"
+            raise ApiError(508, "loop_detected", message)
         clock, limits = asyncio.get_running_loop().time, self.requests.limits
         if account is not None:
             await account.admit(clock)
@@ -128,6 +131,7 @@ class Gateway:
             "x-forwarded-for": record.address,
             TENANT_HEADER: record.tenant,
             REQUEST_HEADER: "1",
+            HOPS_HEADER: str(hops(scope["headers"]) + 1),
         }
         if account is not None:
             own[PRIORITY_HEADER] = str(account.tenant.priority)

@@ -26,6 +26,11 @@ _HOP_BY_HOP: Final = frozenset(
 _OWN_PREFIX: Final = b"x-minisgl-"
 """Headers between gateways and frontends. A client that sends one would speak as the gateway."""
 
+HOPS_HEADER: Final = "x-minisgl-hops"
+"""Gateways that a request has passed."""
+MAX_HOPS: Final = 4
+"""A gateway may stand in front of another one. More are a circle, in which a request would go round until its end."""
+
 _NOT_REQUESTED: Final = frozenset(
     {
         b"host",
@@ -46,6 +51,12 @@ _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
 
 _NOT_ANSWERED: Final = frozenset({b"date", b"server", b"x-request-id", b"request-id", b"x-minisgl-usage"})
 """Of responses: set anew, or meant for the gateway."""
+
+
+def hops(headers: Headers) -> int:
+    """Return the number of gateways that a request has passed, which is 0 for what a client invents."""
+    given = [value for name, value in headers if name == HOPS_HEADER.encode()]
+    return max((int(value) for value in given if len(value) <= 3 and value.isdigit()), default=0)
 
 
 def request_head(method: str, path: str, query: bytes, host: str, headers: Headers, length: int) -> bytes:

@@ -12,9 +12,34 @@ import pytest
 
 from minisgl.gateway.config import GatewayLimits
 from support.gateway.running import RunningGateway, gateway_of, parsed
-from support.gateway.stub_frontend import stub_frontend
+from support.gateway.stub_frontend import Handler, Received, StubFrontend, stub_frontend
 
 CHAT = "/v1/chat/completions"
+
+
+class _At(StubFrontend):
+    """A server that runs elsewhere."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__()
+        self.port = port
+
+
+def _to(port: int) -> Handler:
+    """Return a handler that passes requests on to a port of this machine."""
+
+    async def pass_on(request: Received) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        headers = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+        writer.write(f"{request.method} {request.path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n".encode())
+        writer.write(request.body)
+        answer = parsed(await reader.read())
+        writer.close()
+        await request.answer(answer.status, answer.body)
+
+    return pass_on
+
+
 KEYS = "tenants:\n- {name: t, keys: [sk-1], models: [a]}\n"
 
 
@@ -100,6 +125,43 @@ async def _send_all(gateway: RunningGateway, requests: Sequence[bytes]) -> list[
             reader, writer = await gateway.connect()
     writer.close()
     return statuses
+
+
+async def test_two_headers_host_are_refused_whatever_they_name() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        for hosts in (b"host: localhost\r\nhost: a.b\r\n", b"Host: a\r\nx: y\r\nHOST: a\r\n"):
+            answer = parsed(await gateway.raw(b"GET /v1/models HTTP/1.1\r\n" + hosts + b"\r\n"))
+            assert (answer.status, answer.code) == (400, "invalid_http")
+            assert "several headers Host" in answer.json["error"]["message"]
+
+
+async def test_gateways_that_lead_to_each_other_end_a_request() -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as first:
+        # The second gateway is behind the first one, and takes the place of its only frontend then.
+        port = stub.port
+        async with gateway_of(_At(first.server.port)) as second:
+            await stub.stop()
+            circle = StubFrontend("a", handler=_to(second.server.port))
+            circle.port = port
+            await circle.start()
+            try:
+                answer = await first.post(CHAT, {"model": "a"})
+            finally:
+                await circle.stop()
+            assert (answer.status, answer.code) == (508, "loop_detected")
+            hops = [request.headers["x-minisgl-hops"] for request in circle.received]
+            assert hops == ["1", "3"]
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [("3", 200), ("4", 508), ("999", 508), ("1\r\nx-minisgl-hops: 4", 508), ("9999", 200), ("-5", 200)],
+)
+async def test_hops_are_counted_up_to_four(given: str, status: int) -> None:
+    async with stub_frontend("a") as stub, gateway_of(stub) as gateway:
+        answer = await gateway.post(CHAT, {"model": "a"}, f"x-minisgl-hops: {given}\r\n")
+        assert answer.status == status
+        assert (await gateway.demand("a") is None) == (status == 508), "a refused request does not use the model"
 
 
 BODY = b'{"model":"a"}'

@@ -136,8 +136,9 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_headers()
-        size = len(self.url)
+        size, hosts = len(self.url), 0
         for name, value in self.headers:
+            hosts += name == b"host"
             size += len(name) + len(value) + 4
             if name in (b"content-length", b"transfer-encoding"):
                 self.framing = b"%s: %s" % (name, value)
@@ -146,6 +147,9 @@ class Connection(HttpToolsProtocol):
                 self._stop_parser(ApiError(501, "unsupported_transfer_encoding", message, headers=_CLOSE))
         if size > MAX_HEADER_BYTES:
             self._stop_parser(_too_large("headers"))
+        if hosts > 1:
+            # What stands in front of us may have decided by the other one (RFC 9112, section 3.2).
+            self._stop_parser(_invalid_http("the request has several headers Host; send one"))
         if len(self._unanswered) >= _MAX_UNANSWERED:
             self._stop_parser(_invalid_http("too many requests of this connection wait; send fewer ahead"))
         super().on_headers_complete()
