@@ -24,7 +24,7 @@ from minisgl.gateway.headers import HOPS_HEADER, MAX_HOPS, hops, passed_request_
 from minisgl.gateway.holding import Holding, check_serves
 from minisgl.gateway.metrics import UseTotals
 from minisgl.gateway.models import Model
-from minisgl.gateway.paths import GENERATION_PATHS
+from minisgl.gateway.paths import GENERATION_PATHS, USE_PATHS
 from minisgl.gateway.routing import Target, everything, served_name
 from minisgl.gateway.tenancy import Account, Tenancy
 from minisgl.gateway.upstream import Client
@@ -120,7 +120,7 @@ class Gateway:
                 self.holding.end(model.key)
             if account is not None:
                 account.end(forwarding.usage.total, clock())
-            if holds:
+            if scope["path"] in USE_PATHS:
                 self.totals.add(record.key_name, model.key, forwarding.usage)
 
     def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -67,6 +67,9 @@ INFORMATION_PATHS: Final = frozenset(
 )
 """GET: information about one model."""
 
+USE_PATHS: Final = GENERATION_PATHS | {"/health_generate"}
+"""Requests for which a model computes, whose use is counted. A probe computes, but starts no model."""
+
 POST_PATHS: Final = GENERATION_PATHS | TOKENIZATION_PATHS
 """Paths whose body names the model."""
 _OWN_PATHS: Final = frozenset({"/v1/models", "/v1/responses/compact"})

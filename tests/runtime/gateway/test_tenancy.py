@@ -75,6 +75,19 @@ async def test_used_tokens_count_and_requests_are_limited(keys: Path) -> None:
         assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 80' in page
 
 
+async def test_a_probe_counts_what_it_generates_and_keeps_no_model_awake(keys: Path) -> None:
+    async with stub_frontend("a", handler=use) as stub, gateway_of(stub, keys=str(keys)) as gateway:
+        answer = await gateway.get("/health_generate", SEARCH)
+        assert (answer.status, answer.headers["x-ratelimit-remaining-requests"]) == (200, "2")
+        assert (await gateway.get("/model_info", SEARCH)).status == 200
+        page = await gateway.metrics()
+        assert 'minisgl:gateway_requests_total{component="gateway",tenant="search",model="a"} 1' in page
+        assert 'minisgl:gateway_completion_tokens_total{component="gateway",tenant="search",model="a"} 40' in page
+        assert await gateway.demand("a") is None
+        answer = await gateway.get("/health_generate", SEARCH)
+        assert answer.status == 429, "both have used more tokens than a minute has"
+
+
 @pytest.mark.parametrize("tokens", ["-1000", "1000000000000", "9" * 401], ids=len)
 async def test_a_report_of_numbers_that_no_request_has_changes_no_limit(keys: Path, tokens: str) -> None:
     async def report(request: Received) -> None:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.request_record import RequestRecord, record_of
 from minisgl.frontend.server.responses import json_response
+from minisgl.frontend.server.usage_report import Usage, usage_header
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import REQUEST_ID_BYTES, SamplingParams
 from minisgl.wire.text import Generate, Pooling, RequestOptions
@@ -27,6 +28,7 @@ _CHECK_SECONDS: Final = 0.5
 _COMPLETED_STEPS: Final = 2
 """Launched steps after which one has been completed: with overlap, a step is launched before the last one ends."""
 _HIGHEST_PRIORITY: Final = 2**31 - 1
+_PROMPT_TOKENS: Final = 1
 
 
 class GenerationProbe:
@@ -43,30 +45,31 @@ class GenerationProbe:
             async with asyncio.timeout(PROBE_SECONDS):
                 while not (await asyncio.wait({generation}, timeout=_CHECK_SECONDS))[0]:
                     if self._steps() >= steps + _COMPLETED_STEPS:
-                        return json_response({"status": "ok"})
-                await generation
+                        # Nothing of ours was generated.
+                        return _healthy(request, Usage(0, 0))
+                return _healthy(request, await generation)
         except TimeoutError:
             message = f"the engine generated no token within {PROBE_SECONDS:g} s; see its log"
             raise ApiError.from_code("engine_stalled", message) from None
         finally:
             generation.cancel()
             await asyncio.wait({generation})
-        return json_response({"status": "ok"})
 
     def _steps(self) -> int:
         status = self._tokenizers.requests.status
         return 0 if status is None else status.counters.steps
 
-    async def _generate(self, record: RequestRecord) -> None:
-        """Return once one token is generated; of a model that does not generate, once one is pooled. Raises
-        ApiError."""
+    async def _generate(self, record: RequestRecord) -> Usage:
+        """Return what was used once one token is generated; of a model that does not generate, once one is pooled.
+        Raises ApiError."""
         model = self._tokenizers.model
+        generates = model is None or model.card.task == "generate"
         probe = Generate(
             id=secrets.token_bytes(REQUEST_ID_BYTES),
-            tokens=bytes(4),
+            tokens=bytes(4 * _PROMPT_TOKENS),
             params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
             options=RequestOptions(priority=_HIGHEST_PRIORITY, stream=False),
-            pooling=None if model is None or model.card.task == "generate" else Pooling(),
+            pooling=None if generates else Pooling(),
         )
         try:
             stream = self._tokenizers.submit(record, [probe], 1)
@@ -74,8 +77,14 @@ class GenerationProbe:
                 await stream.complete()
             finally:
                 self._tokenizers.release(stream)
+            return Usage(_PROMPT_TOKENS, int(generates))
         except ApiError as error:
             if error.status != 429:
                 raise
             # The queue is full: steps for other requests decide, until the caller cancels.
             await asyncio.get_running_loop().create_future()
+            raise
+
+
+def _healthy(request: Request, usage: Usage) -> Response:
+    return json_response({"status": "ok"}, headers=usage_header(request.headers, usage))

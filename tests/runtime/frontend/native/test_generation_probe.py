@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +30,9 @@ def test_a_probe_generates_one_token_before_other_requests(stack: FrontendStack)
     (submit,) = stack.scheduler.received(Submit)
     assert (submit.params.max_tokens, submit.priority, submit.params.temperature) == (1, 2**31 - 1, 0.0)
     assert stack.http.post("/health_generate").status_code == 405
+    assert "x-minisgl-usage" not in response.headers
+    response = stack.http.get("/health_generate", headers={"x-minisgl-report-usage": "1"})
+    assert json.loads(response.headers["x-minisgl-usage"]) == {"prompt_tokens": 1, "completion_tokens": 1}
 
 
 def test_a_probe_fails_when_nothing_is_generated(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +63,9 @@ def test_steps_for_other_requests_are_enough(make_stack: MakeStack, full: bool) 
         return [Failed(submit.id, "queue_full", "full; retry later") if full else Ack(submit.id)]
 
     stack.scheduler.answer = answer
-    assert stack.http.get("/health_generate").status_code == 200
+    response = stack.http.get("/health_generate", headers={"x-minisgl-report-usage": "1"})
+    assert response.status_code == 200
+    assert json.loads(response.headers["x-minisgl-usage"]) == {"prompt_tokens": 0, "completion_tokens": 0}
 
 
 def test_a_probe_without_an_engine_fails_at_once(make_stack: MakeStack) -> None:
