@@ -18,6 +18,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(gt=0, extra={"metavar": "S"})]
 Milliseconds = Annotated[float, Meta(ge=0, extra={"metavar": "MS"})]
 Port = Annotated[int, Meta(ge=0, le=65535)]

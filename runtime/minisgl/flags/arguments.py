@@ -128,7 +128,20 @@ def json_object(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a JSON object: {error}") from None
 
 
-_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {"attention_backend": backend, "hf_overrides": json_object}
+def collector_url(text: str) -> str:
+    """Type for argparse: an http or https URL."""
+    if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an http or https URL; traces are sent by OTLP over HTTP, as to port 4318 of a collector"
+        )
+    return text
+
+
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "attention_backend": backend,
+    "hf_overrides": json_object,
+    "otlp_traces_endpoint": collector_url,
+}
 """Parsers of options whose text has a format of its own."""
 
 port = integer(0, 65535)

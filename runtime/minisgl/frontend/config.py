@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from minisgl.options import Count, Port, Seconds, option
+from minisgl.options import Count, Port, Seconds, Share, option
 from minisgl.router.config import TokenizerConfig
 from minisgl.wire.status import HTTP_PORT
 
@@ -116,6 +116,26 @@ class Access(WebAccess, frozen=True, kw_only=True):
     ] = None
 
 
+class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Traces of requests. The rest is set by the environment variables of OpenTelemetry."""
+
+    endpoint: Annotated[
+        str | None,
+        option(
+            "collector that gets traces by OTLP over HTTP, such as http://localhost:4318",
+            default="OTEL_EXPORTER_OTLP_ENDPOINT; no traces without either",
+            metavar="URL",
+        ),
+    ] = msgspec.field(default=None, name="otlp_traces_endpoint")
+    sampling: Annotated[
+        Share | None,
+        option(
+            "share of the traces that begin here which are recorded, from 0 to 1",
+            default="that of OTEL_TRACES_SAMPLER, or 0.1",
+        ),
+    ] = msgspec.field(default=None, name="trace_sampling")
+
+
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP server and its tokenizer workers. Times in seconds."""
 
@@ -154,5 +174,6 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 8 << 20
     limits: RequestLimits = RequestLimits()
     access: Access = Access()
+    traces: TraceOptions = TraceOptions()
     control_port: int | None = None
     """Port for probes, status and drain, on all addresses; None: none."""

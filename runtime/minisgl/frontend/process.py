@@ -53,7 +53,7 @@ class FrontendServer:
             from minisgl.router.worker import Worker
 
             self._worker = Worker(config.tokenizer)
-        self._requests = RequestTracker(config.limits)
+        self._requests = RequestTracker(config.limits, config.traces, "minisgl-frontend")
         self._tokenizers = TokenizerPool(
             config.tokenizer_addresses,
             config.stale_seconds,
@@ -144,6 +144,8 @@ class FrontendServer:
             if self._worker is not None and thread is not None:
                 self._worker.stop()
                 await asyncio.to_thread(thread.join)
+            if self._requests.tracer is not None:
+                await asyncio.to_thread(self._requests.tracer.close)
             self._loop = None
 
     def _run_worker(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:

@@ -443,6 +443,9 @@ class _Link:
         loop = asyncio.get_running_loop()
         now = loop.time()
         text_only = not any(getattr(message, column) for column in _MORE_THAN_TEXT)
+        for request_id, first in message.first_tokens.items():
+            if (choice := self._choices.get(request_id)) is not None:
+                self._requests.start_at_engine(choice, first, now)
         # Tokens that come together have one gap before them.
         rows = message.rows()
         counts = {request_id: message.counts[row] for row, (request_id, _) in enumerate(rows)}

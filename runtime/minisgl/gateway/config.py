@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from minisgl.frontend.config import WebAccess
+from minisgl.frontend.config import TraceOptions, WebAccess
 from minisgl.logging import LogOptions
 from minisgl.options import Count, Port, Seconds, option
 from minisgl.wire.gateway import GATEWAY_CONTROL_PORT
@@ -120,4 +120,5 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     redis: RedisOptions = RedisOptions()
     limits: GatewayLimits = GatewayLimits()
     access: WebAccess = WebAccess()
+    traces: TraceOptions = TraceOptions()
     log: LogOptions = LogOptions()

@@ -18,6 +18,7 @@ from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.frontend.generation.stream_opening import StreamOpening
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.usage_report import RESPONSE_HEADER, Usage
+from minisgl.gateway.attempts import CLIENT_LEFT, LOST, REFUSED, UNREACHABLE, Attempts
 from minisgl.gateway.early_errors import counted_code, early_error, error_in
 from minisgl.gateway.headers import passed_response_headers, request_head
 from minisgl.gateway.holding import Holding
@@ -55,10 +56,12 @@ class Outgoing:
         self._headers = headers
         self.body = body
 
-    def parts(self, address: Address) -> tuple[bytes, ...]:
+    def parts(self, address: Address, more_headers: list[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+        """`more_headers`: those of this attempt alone."""
         host = f"[{address.host}]" if ":" in address.host else address.host
         target = f"{host}:{address.port}"
-        head = request_head(self._method, self.path, self._query, target, self._headers, len(self.body))
+        headers = self._headers + more_headers
+        head = request_head(self._method, self.path, self._query, target, headers, len(self.body))
         return (head, self.body) if self.body else (head,)
 
 
@@ -84,6 +87,7 @@ class Forwarding:
         self._turn = turn
         self._outgoing = outgoing
         self._own_headers = own_headers
+        self._attempts = Attempts(record)
         self._losses = 0
         """Connections that ended after the request was sent, before a byte of the response, and refusals by frontends
         that shut down."""
@@ -111,7 +115,11 @@ class Forwarding:
         opening = StreamOpening(send, self._outgoing.body, opens_at, _PING_SECONDS)
         try:
             await self._answer(send, opening, holds_until, until)
+        except asyncio.CancelledError:
+            self._attempts.end(CLIENT_LEFT)
+            raise
         except ApiError as error:
+            self._attempts.end(error.code)
             if not self._has_begun and not opening.is_open:
                 raise
             record = self._record
@@ -130,6 +138,7 @@ class Forwarding:
                     await self._pass_on(exchange, opening, send)
                 finally:
                     exchange.close()
+                self._attempts.end()
         except TimeoutError:
             raise ApiError(408, "deadline_exceeded", "the response was not complete in time") from None
 
@@ -156,7 +165,12 @@ class Forwarding:
         after a refusal by a frontend that shuts down, and ApiError if a response had begun or too many frontends were
         lost."""
         while True:
-            exchange = await self._client.send(address, *self._outgoing.parts(address), fresh=self._losses > 0)
+            parts = self._outgoing.parts(address, self._attempts.begin(address))
+            try:
+                exchange = await self._client.send(address, *parts, fresh=self._losses > 0)
+            except UpstreamError:
+                self._attempts.end(UNREACHABLE)
+                raise
             # A client that leaves before it knows more has made the frontend read its prompt.
             self._early_usage = Usage(len(self._outgoing.body) // _BYTES_PER_TOKEN, 0)
             try:
@@ -164,6 +178,7 @@ class Forwarding:
             except UpstreamError as error:
                 self._early_usage = Usage(0, 0)
                 exchange.close()
+                self._attempts.end(LOST)
                 if exchange.has_begun:
                     raise ApiError(502, "frontend_lost", f"a frontend was lost while it answered: {error}") from None
                 self._losses += 1
@@ -177,12 +192,14 @@ class Forwarding:
                 exchange.close()
                 raise
             else:
+                self._attempts.answered(exchange.status)
                 if not await _is_refused(exchange):
                     return exchange
                 self._losses += 1
                 if self._losses >= _MAX_LOSSES:
                     return exchange
                 exchange.close()
+                self._attempts.end(REFUSED)
                 if not exchange.was_reused:
                     raise UpstreamError("it is shutting down")
                 # A Service leads new connections to other frontends.
@@ -191,11 +208,12 @@ class Forwarding:
         """Wait until a frontend answers. A stream gets its headers and pings meanwhile, as from frontends."""
         size, tenant = len(self._outgoing.body), self._record.tenant
         wait = asyncio.create_task(self._holding.wait(self._model.key, size, tenant, until))
-        self._record.is_held = True
+        self._record.is_held, held_at = True, asyncio.get_running_loop().time()
         try:
             await opening.until(lambda: asyncio.shield(wait), until + _PING_SECONDS)
         finally:
             self._record.is_held = False
+            self._attempts.add_held(held_at)
             wait.cancel()
             await asyncio.wait({wait})
         self._model = self._holding.current(self._model)

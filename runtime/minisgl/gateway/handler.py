@@ -16,6 +16,7 @@ from minisgl.frontend.server.json_body import read_json_body
 from minisgl.frontend.server.request_record import record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.usage_report import REQUEST_HEADER
+from minisgl.frontend.tracing.tracer import unrecorded_headers
 from minisgl.gateway.bodies import KeptBodies, requested_model, with_model
 from minisgl.gateway.config import MAX_BODY_BYTES
 from minisgl.gateway.directory import Directory
@@ -118,6 +119,11 @@ class Gateway:
             if holds:
                 # First, so that no fault of what follows keeps the model awake.
                 self.holding.end(model.key)
+            if record.trace is not None and holds:
+                record.trace.attributes |= {
+                    "gen_ai.usage.input_tokens": forwarding.usage.prompt_tokens,
+                    "gen_ai.usage.output_tokens": forwarding.usage.completion_tokens,
+                }
             if account is not None:
                 account.end(forwarding.usage.total, clock())
             if scope["path"] in USE_PATHS:
@@ -135,7 +141,13 @@ class Gateway:
         }
         if account is not None:
             own[PRIORITY_HEADER] = str(account.tenant.priority)
-        passed = passed_request_headers(scope["headers"], with_keys=not self.tenancy.needs_keys)
+        traces = self.requests.tracer is not None
+        if traces and record.trace is None:
+            # Otherwise the frontend would decide anew.
+            own |= unrecorded_headers(Headers(scope=scope))
+        passed = passed_request_headers(
+            scope["headers"], with_keys=not self.tenancy.needs_keys, with_trace=not traces
+        )
         return passed + [(name.encode(), value.encode()) for name, value in own.items()]
 
 

@@ -48,6 +48,7 @@ _NOT_REQUESTED: Final = frozenset(
 """Of requests: set anew, or judged here."""
 
 _KEYS: Final = frozenset({b"authorization", b"x-api-key"})
+_TRACE: Final = frozenset({b"traceparent", b"tracestate"})
 
 _NOT_ANSWERED: Final = frozenset({b"date", b"server", b"x-request-id", b"request-id", b"x-minisgl-usage"})
 """Of responses: set anew, or meant for the gateway."""
@@ -70,10 +71,14 @@ def request_head(method: str, path: str, query: bytes, host: str, headers: Heade
     return b"\r\n".join([*lines, b"", b""])
 
 
-def passed_request_headers(headers: Headers, *, with_keys: bool) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a client's request for a frontend. `with_keys`: also the client's API key."""
+def passed_request_headers(
+    headers: Headers, *, with_keys: bool, with_trace: bool = True
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a client's request for a frontend. `with_keys`: also the client's API key. `with_trace`:
+    also those that name its trace."""
     headers = list(headers)
     dropped = _HOP_BY_HOP | _NOT_REQUESTED | _named(headers) | (frozenset() if with_keys else _KEYS)
+    dropped |= frozenset() if with_trace else _TRACE
     return [(name, value) for name, value in headers if name not in dropped and not name.startswith(_OWN_PREFIX)]
 
 

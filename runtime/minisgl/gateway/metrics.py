@@ -90,7 +90,8 @@ class GatewayMetricsPage:
             page.samples(f"minisgl:gateway_{name}_total", "counter", text, samples)
         for labelled in (metrics.failed, metrics.rejections, metrics.disconnects):
             page.labelled(labelled.names[0], "counter", labelled.text, labelled.label, labelled)
-        page.counter(metrics.slow_clients.name, metrics.slow_clients.text, metrics.slow_clients.value)
+        for total in (metrics.slow_clients, metrics.spans_dropped):
+            page.counter(total.name, total.text, total.value)
         lag = metrics.loop_lag
         page.histograms("minisgl:gateway_event_loop_lag_seconds", lag.text, {"": lag})
         page.http(metrics.http)

@@ -103,7 +103,9 @@ class GatewayServer:
                 held_bytes=options.limits.held_bytes,
                 queue_seconds=options.limits.queue_seconds,
                 request_seconds=options.limits.request_seconds,
-            )
+            ),
+            options.traces,
+            "minisgl-gateway",
         )
         holding = Holding(client, directory.table.get, requests.admission, options.limits.held_bytes)
         self._holding = holding
@@ -140,6 +142,8 @@ class GatewayServer:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             client.close()
+            if requests.tracer is not None:
+                await asyncio.to_thread(requests.tracer.close)
             self._loop = None
         for end in ends:
             if isinstance(end, Exception):

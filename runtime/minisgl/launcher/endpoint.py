@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from minisgl import logging as log
-from minisgl.frontend.config import Access, FrontendConfig, RequestLimits
+from minisgl.frontend.config import Access, FrontendConfig, RequestLimits, TraceOptions
 from minisgl.launcher.group import GroupSpec
 from minisgl.launcher.listener import bind
 from minisgl.launcher.process import ProcessSpec
@@ -47,6 +47,7 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
     access: Access = Access()
     limits: RequestLimits = RequestLimits()
+    traces: TraceOptions = TraceOptions()
     parsers: Parsers = Parsers()
     drain_timeout: Annotated[
         Seconds,
@@ -125,6 +126,7 @@ def endpoint_groups(
         names=names,
         limits=options.limits,
         access=options.access,
+        traces=options.traces,
         **frontend,
     )
     specs = [

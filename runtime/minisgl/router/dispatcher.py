@@ -84,6 +84,8 @@ class _Request:
     """Addresses of replicas whose queues are full."""
     refusal: Failed | None = None
     """The last refusal."""
+    moved_because: str = ""
+    """Why its last attempt ended; empty: it has had none."""
     deadline: float | None = None
     """On the clock of `Replicas.now`; None: no deadline."""
     expires_at: float | None = None
@@ -131,6 +133,7 @@ class Dispatcher:
         send: Callable[[str, Submit | Pool | Abort | EndDrain], None],
         reencode: Callable[[bytes], None],
         progress: Callable[[bytes], Progress | None],
+        placed: Callable[[bytes, str, str], None] = lambda request_id, engine, moved_because: None,
         stale_seconds: float = STALE_SECONDS,
         continues: bool = True,
         drain_seconds: float = 0.0,
@@ -138,7 +141,8 @@ class Dispatcher:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
         without visible output whose token ids belong to tokenizer files that are no longer in use: submit them again.
-        `progress` returns the part of a request's answer that was delivered, None for one that has ended. `continues`:
+        `progress` returns the part of a request's answer that was delivered, None for one that has ended. `placed` is
+        told the name of the engine to which a request is sent, and why it left the one before. `continues`:
         False fails requests with visible output when their replica is lost, and ends no drain early. `drain_seconds`:
         longest drain; requests of a replica whose drain ends earlier may wait for the rest of it."""
         self.replicas = Replicas(stale_seconds)
@@ -152,6 +156,7 @@ class Dispatcher:
         self._send = send
         self._reencode = reencode
         self._progress = progress
+        self._placed = placed
         self._continues = continues
         self._requests: dict[bytes, _Request] = {}
         """Requests by the session's identifiers."""
@@ -198,7 +203,7 @@ class Dispatcher:
         begins_to_drain = status.draining and not self.replicas[address].draining
         self.replicas.status(address, status)
         if begins_to_drain:
-            self._move_unstarted(address)
+            self._move_unstarted(address, "the engine drains")
         self.dispatch_parked()
 
     def lost(self, address: str, code: str, message: str) -> None:
@@ -223,7 +228,7 @@ class Dispatcher:
             else:
                 if request.expires_at is None:
                     request.wait_seconds = wait_seconds
-                self._resubmit(request)
+                self._resubmit(request, message)
 
     def submit(self, submit: Submit | Pool, deadline_ms: int = 0) -> None:
         """Send a new request to a replica, or a known one with token ids of the tokenizer files that are in use now.
@@ -268,7 +273,7 @@ class Dispatcher:
         if failed.code == QUEUE_FULL:
             request.refused_by.add(address)
             request.refusal = failed
-        self._resubmit(request)
+        self._resubmit(request, failed.message)
 
     def prompt_scored(self, address: str, message: PromptLogprobs) -> None:
         request = self._attempts[address].get(message.id)
@@ -316,8 +321,9 @@ class Dispatcher:
                 self.lost(replica.address, "engine_stalled", f"the engine has sent nothing for {silence:.0f} s")
                 stalled.append(replica.address)
             elif self.replicas.is_stale(replica):
-                self._move_unstarted(replica.address)
-                self._move_silent(replica.address)
+                cause = f"the engine has sent nothing for {silence:.0f} s"
+                self._move_unstarted(replica.address, cause)
+                self._move_silent(replica.address, cause)
         for request in list(self._parked.values()):
             if request.deadline is not None and request.deadline <= self.replicas.now:
                 self._fail(request, "deadline_exceeded", "the request's deadline passed before an engine could take it")
@@ -435,9 +441,10 @@ class Dispatcher:
         if request.deadline is not None:
             remaining_ms = max(round((request.deadline - self.replicas.now) * 1000), 1)
             submit = msgspec.structs.replace(submit, remaining_ms=remaining_ms)
+        self._placed(request.id, replica.name, request.moved_because)
         self._send(replica.address, submit)
 
-    def _move_unstarted(self, address: str) -> None:
+    def _move_unstarted(self, address: str, cause: str) -> None:
         """Resubmit requests without tokens if another replica can take them: they might wait long at this one."""
         others = [replica for replica in self.replicas.routable if replica.address != address]
         if others:
@@ -445,9 +452,9 @@ class Dispatcher:
                 progress = self._progress(request.id)
                 if progress is not None and not progress.tokens and any(map(request.fits, others)):
                     self._abort_attempt(request)
-                    self._resubmit(request)
+                    self._resubmit(request, cause)
 
-    def _move_silent(self, address: str) -> None:
+    def _move_silent(self, address: str, cause: str) -> None:
         """Resubmit requests with tokens from a replica that is silent, if another one can continue them. This is a
         loss, unless it would be one too many: then the request stays. At a replica that drains it is none."""
         if not self._continues or not self.replicas.accepting:
@@ -460,7 +467,7 @@ class Dispatcher:
                 if counts:
                     request.count_loss()
                 self._abort_attempt(request)
-                self._resubmit(request)
+                self._resubmit(request, cause)
 
     def _end_drain(self) -> None:
         """Have a replica end its drain early if requests wait for its successor; it is lost soon after."""
@@ -493,8 +500,9 @@ class Dispatcher:
         self.replicas[request.replica].in_flight -= 1
         request.replica = None
 
-    def _resubmit(self, request: _Request) -> None:
-        """Begin another attempt, with an identifier of its own."""
+    def _resubmit(self, request: _Request, cause: str) -> None:
+        """Begin another attempt, with an identifier of its own. `cause`: why the last one ended."""
+        request.moved_because = cause
         if request.attempt_id != request.id:
             self._session_ids.pop(request.attempt_id)
         else:

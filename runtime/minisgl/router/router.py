@@ -98,6 +98,7 @@ class Router:
             send=self._send,
             reencode=self._on_reencode,
             progress=session.progress,
+            placed=session.placed,
             stale_seconds=source.stale_seconds,
             continues=config.continues,
             drain_seconds=config.drain_seconds,

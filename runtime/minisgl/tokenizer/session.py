@@ -52,6 +52,7 @@ from minisgl.wire.text import (
     Cancel,
     Continued,
     Finished,
+    FirstTokenFrom,
     FromTokenizer,
     Generate,
     ScoredToken,
@@ -104,6 +105,10 @@ class _Request:
     has_output: bool = False
     """Text or scored tokens of the answer were sent to the frontend."""
     wait: FirstTokenWait | None = None
+    engine: str = ""
+    """Name of the engine that has it, if it is recorded in a trace."""
+    moved_because: str = ""
+    """Why it left the engine before; empty: there was none."""
     preemptions: int = 0
     earlier_preemptions: int = 0
     """Those at engines that were lost."""
@@ -249,6 +254,12 @@ class Session:
     def cancel(self, cancel: Cancel) -> None:
         self._abort(cancel.id)
 
+    def placed(self, request_id: bytes, engine: str, moved_because: str) -> None:
+        """A request is sent to an engine. `moved_because`: why it left the engine before; empty: there was none."""
+        request = self._requests.get(request_id)
+        if request is not None and request.generate.traced:
+            request.engine, request.moved_because = engine, moved_because
+
     def receive(self, message: Ack | Failed | Tokens | Pooled | PromptLogprobs) -> None:
         """Handle a message of the scheduler. Raises ValidationError for one that cannot be read; it has changed
         nothing."""
@@ -302,9 +313,11 @@ class Session:
         invalid content fails its request and no other. Raises ValidationError for columns of unequal length, before
         anything has changed."""
         rows = tokens.rows()
+        step = StepTexts()
         for row, wait in tokens.waits.items():
             if (request := self._in_row(rows.ids, row)) is not None:
                 request.wait = wait
+                _note_first_token(step, request, wait)
         for row, preemptions in tokens.preemptions.items():
             if (request := self._in_row(rows.ids, row)) is not None:
                 request.preemptions = request.earlier_preemptions + preemptions
@@ -312,7 +325,6 @@ class Session:
             if (request := self._in_row(rows.ids, row)) is not None:
                 earlier_accepted, earlier_rejected = request.earlier_predicted
                 request.predicted = earlier_accepted + accepted, earlier_rejected + rejected
-        step = StepTexts()
         columns = (rows.ids, rows.index.tolist(), rows.token.tolist(), rows.finish.tolist(), rows.cached.tolist())
         for row, (request_id, index, token, code, cached) in enumerate(zip(*columns, strict=True)):
             request = self._requests.get(request_id)
@@ -381,6 +393,9 @@ class Session:
             request = self._requests.pop(request_id, None)
             if request is None:
                 continue
+            wait = pooled.waits.get(row)
+            if wait is not None:
+                _note_first_token(step, request, wait)
             step.finish(
                 Finished(
                     id=request_id,
@@ -388,7 +403,7 @@ class Session:
                     prompt_tokens=request.prompt_tokens,
                     cached_tokens=cached,
                     completion_tokens=0,
-                    wait=pooled.waits.get(row),
+                    wait=wait,
                     values=values,
                 )
             )
@@ -557,6 +572,12 @@ class Session:
         request = self._requests.pop(request_id, None)
         if request is not None and request.phase is not _Phase.ENCODING:
             self._to_scheduler.append(Abort(request_id))
+
+
+def _note_first_token(step: StepTexts, request: _Request, wait: FirstTokenWait) -> None:
+    """Report the first token of an engine, if the request is recorded in a trace."""
+    if request.generate.traced:
+        step.first_tokens[request.generate.id] = FirstTokenFrom(request.engine, wait, request.moved_because)
 
 
 def _text_of(request_id: bytes, text: str, scored: list[ScoredToken]) -> Texts:

@@ -6,7 +6,7 @@ from array import array
 
 from minisgl.parsing.output import Reasoning, Text
 from minisgl.tokenizer.answer import Output
-from minisgl.wire.text import Finished, ScoredToken, Texts, ToolCallDelta
+from minisgl.wire.text import Finished, FirstTokenFrom, ScoredToken, Texts, ToolCallDelta
 
 
 class StepTexts:
@@ -21,6 +21,7 @@ class StepTexts:
         self._reasoning: dict[int, str] = {}
         self._tool_calls: dict[int, list[ToolCallDelta]] = {}
         self._finished: list[Finished] = []
+        self.first_tokens: dict[bytes, FirstTokenFrom] = {}
 
     def add_text(self, request_id: bytes, text: str, tokens: int) -> None:
         """Add a row with text alone. `tokens` is the number of tokens that the request has sampled so far."""
@@ -62,7 +63,7 @@ class StepTexts:
 
     def message(self) -> Texts | None:
         """Return the message; None if nothing was added."""
-        if not self._ids and not self._finished:
+        if not self._ids and not self._finished and not self.first_tokens:
             return None
         return Texts(
             ids=b"".join(self._ids),
@@ -73,4 +74,5 @@ class StepTexts:
             token_ids=self._token_ids,
             reasoning=self._reasoning,
             tool_calls=self._tool_calls,
+            first_tokens=self.first_tokens,
         )

@@ -170,6 +170,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate", omit_d
     """Unix time in ms after which the request ends in an error; 0: none."""
     tenant: bytes = b""
     """Whose request it is: a digest of the API key's name or the client's address."""
+    traced: bool = False
+    """The request is recorded in a trace: `Texts.first_tokens` are wanted."""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -315,6 +317,15 @@ class ScoredToken(msgspec.Struct, frozen=True, array_like=True):
     """Ids of the tokens in `top`."""
 
 
+class FirstTokenFrom(msgspec.Struct, frozen=True, array_like=True):
+    """An engine has given its first token of an answer, or a pooled output."""
+
+    engine: str
+    wait: FirstTokenWait
+    cause: str = ""
+    """Why the request left the engine before; empty: there was none."""
+
+
 class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_defaults=True):
     """Texts of one step for the requests of a frontend; the last text of a request is sent with its end. Echoed prompts
     are the first texts of their answers."""
@@ -336,6 +347,9 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
     prompt_scored: dict[int, list[ScoredToken]] = {}
     """Next tokens of the prompt by row, in the first rows of a request with `prompt_logprobs`, unless the prompt is
     echoed with log-probabilities: then they are in `scored`."""
+
+    first_tokens: dict[bytes, FirstTokenFrom] = {}
+    """By request, for those that are recorded in a trace; its text may come later."""
 
     def rows(self) -> list[tuple[bytes, str]]:
         """Request and text of each row. Raises ValidationError when the columns differ in length."""

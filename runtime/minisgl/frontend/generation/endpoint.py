@@ -127,7 +127,8 @@ class GenerationEndpoint:
             waited = asyncio.get_running_loop().time() - record.started_at
             if self._config.access.trust_gateway:
                 request = with_priority(request, given_priority(headers, request.options.priority))
-            messages = generate_messages(request, headers, waited, record.tenant)
+            traced = record.trace is not None
+            messages = generate_messages(request, headers, waited, record.tenant, traced=traced)
             stream = self._tokenizers.submit(record, messages, request.n, held)
         except NotTaken:
             return False
@@ -163,7 +164,7 @@ class GenerationEndpoint:
         seconds = self._config.limits.queue_seconds
         held = self._tokenizers.hold(len(body), record.tenant)
         watcher = asyncio.create_task(_watch_disconnect(receive, held.fail))
-        record.is_held = True
+        record.is_held, held_at = True, asyncio.get_running_loop().time()
         try:
             await opening.until(held.wait, record.started_at + seconds)
         except BaseException as error:
@@ -176,6 +177,8 @@ class GenerationEndpoint:
         finally:
             watcher.cancel()
             record.is_held = False
+            if record.trace is not None:
+                record.trace.add("held", held_at, asyncio.get_running_loop().time())
         return held
 
     async def _checked(

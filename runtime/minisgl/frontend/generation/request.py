@@ -55,10 +55,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generate_messages(
-    request: GenerationRequest, headers: Headers, waited: float = 0.0, tenant: str = ""
+    request: GenerationRequest, headers: Headers, waited: float = 0.0, tenant: str = "", *, traced: bool = False
 ) -> list[Generate]:
     """Return a message for each choice of a tenant's request that has waited for some seconds: choice j of prompt i is
-    at i · n + j. Raises ApiError for a bad timeout."""
+    at i · n + j. `traced`: it is recorded in a trace. Raises ApiError for a bad timeout."""
     digest = hashlib.blake2b(tenant.encode("utf-8", "replace"), digest_size=8).digest()
     deadline = deadline_ms(request, headers, waited)
     variants = [_params_of_choice(request.params, j) for j in range(request.n)]
@@ -73,6 +73,7 @@ def generate_messages(
             pooling=prompt.pooling,
             deadline_ms=deadline,
             tenant=digest,
+            traced=traced,
         )
         for prompt in request.prompts
         for params in variants

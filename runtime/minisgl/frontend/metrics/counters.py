@@ -96,6 +96,7 @@ class FrontendMetrics:
         )
         self.slow_clients = Total("minisgl:slow_clients_total", "Connections dropped because the client did not read.")
         self.lost_lines = Total("minisgl:log_lines_lost_total", "Log lines that could not be written to stderr.")
+        self.spans_dropped = Total("minisgl:trace_spans_dropped_total", "Spans of traces that no collector has taken.")
         self.disconnects = LabelledTotal("minisgl:disconnects_total", "Clients that disconnected early.", "phase")
         self.timeouts = LabelledTotal("minisgl:timeouts_total", "Requests that exceeded a time limit.", "kind")
         self.failed = LabelledTotal("minisgl:request_errors_total", "Requests that ended in an error.", "code")

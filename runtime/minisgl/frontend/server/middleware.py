@@ -18,7 +18,7 @@ from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.client_connection import client_connection
 from minisgl.frontend.server.error_body import ANTHROPIC_PATH
 from minisgl.frontend.server.gateway_headers import given_tenant
-from minisgl.frontend.server.request_record import RoutePaths, attach_record, new_record, record_of
+from minisgl.frontend.server.request_record import TRACE_FIELD, RoutePaths, attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
 from minisgl.frontend.server.web_origins import without_foreign_pages
@@ -84,6 +84,10 @@ class RecordMiddleware:
         record.route, record.route_method = self._routes.match(record.path, record.method)
         client = record.client = client_connection(scope)
         record.address = scope["client"][0] if scope["client"] else ""
+        tracer = self._requests.tracer
+        if tracer is not None and record.method == "POST" and (trace := tracer.begin(headers)) is not None:
+            record.trace = trace
+            record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
         if self._trusts_gateway:
             record.given_tenant = given_tenant(headers)
         body_seconds = self._requests.limits.body_seconds

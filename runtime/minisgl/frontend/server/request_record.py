@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from minisgl.frontend.server.client_connection import ClientConnection
 from minisgl.frontend.server.response_stream import Phase, ResponseStream
+from minisgl.frontend.tracing.request_trace import RequestTrace
 
 _KEY: Final = "minisgl.record"
 """Key of the record in the ASGI scope."""
@@ -27,7 +28,8 @@ NO_ROUTE: Final = "none"
 OTHER_METHOD: Final = "other"
 """Stands in metrics for a method that the route does not have."""
 
-LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": "trace"}
+TRACE_FIELD: Final = "trace"
+LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": TRACE_FIELD}
 """Request header → field of the access log."""
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -71,6 +73,8 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     stream: ResponseStream | None = None
     """Output of a generation request, from its admission on."""
     client: ClientConnection | None = None
+    trace: RequestTrace | None = None
+    """None: the request is not recorded in a trace."""
 
     is_held: bool = False
     """It waits because no engine is routable."""

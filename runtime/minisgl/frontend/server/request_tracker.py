@@ -11,25 +11,31 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from minisgl.frontend.config import RequestLimits
+from minisgl.frontend.config import RequestLimits, TraceOptions
 from minisgl.frontend.errors import ApiError, ClientDisconnected
 from minisgl.frontend.metrics.counters import FrontendMetrics
 from minisgl.frontend.server import access_log
 from minisgl.frontend.server.admission import Admission
 from minisgl.frontend.server.held_requests import Held, HeldRequests
 from minisgl.frontend.server.request_record import RequestRecord
-from minisgl.frontend.server.response_stream import PHASES, Choice, Phase, ResponseStream
+from minisgl.frontend.server.request_spans import request_spans
+from minisgl.frontend.server.response_stream import PHASES, Choice, EngineStart, Phase, ResponseStream
+from minisgl.frontend.tracing.tracer import Tracer, create_tracer
 from minisgl.wire.messages import Status
 from minisgl.wire.status import ReplicaView
-from minisgl.wire.text import Finished, Generate, ServedModel
+from minisgl.wire.text import Finished, FirstTokenFrom, Generate, ServedModel
 
 
 class RequestTracker:
     """All methods belong to the event loop; `now` is its time, in seconds."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, traces: TraceOptions | None = None, service: str = "") -> None:
+        """`service`: name of the process in traces; `traces`: None for no traces."""
         self.limits = limits
         self.metrics = FrontendMetrics()
+        self.tracer: Tracer | None = None
+        if traces is not None:
+            self.tracer = create_tracer(traces, service, self.metrics.spans_dropped)
         self.admission = Admission(limits, self.metrics.rejections)
         self.held = HeldRequests(self.admission, limits.held_bytes)
         self.in_flight: set[RequestRecord] = set()
@@ -65,6 +71,8 @@ class RequestTracker:
         if record.status and record.path not in access_log.NOT_LOGGED:
             metrics.http.observe(record.route, record.route_method, record.status, now - record.started_at)
         access_log.write(record, now)
+        if record.trace is not None and self.tracer is not None:
+            self.tracer.end(record.trace, request_spans(record, record.trace, now), now)
 
     def begin_generation(self) -> None:
         """Count a valid generation request."""
@@ -128,6 +136,10 @@ class RequestTracker:
         # The engine has as much time for its next token as for a first one.
         choice.stream.last_progress_at = now
         choice.stream.mark_continued()
+
+    def start_at_engine(self, choice: Choice, first: FirstTokenFrom, now: float) -> None:
+        """An engine has given its first token of a choice whose request is recorded."""
+        choice.starts.append(EngineStart(first.engine, first.wait, first.cause, now, choice.last_token_at))
 
     def wait_anew(self, choice: Choice, now: float) -> None:
         """The choice has no engine, or one has just come, which has as much time for it as for a new request."""

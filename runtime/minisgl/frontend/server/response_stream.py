@@ -16,6 +16,7 @@ from typing import Final, Literal
 import msgspec
 
 from minisgl.frontend.errors import ApiError, ClientDisconnected
+from minisgl.wire.messages import FirstTokenWait
 from minisgl.wire.text import Finished, ScoredToken, ToolCallDelta
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,18 @@ class Unread(msgspec.Struct, eq=False):
     prompt_scored: list[ScoredToken] = []
 
 
+class EngineStart(msgspec.Struct, frozen=True):
+    """An engine has given its first token of a choice, at the time `at`."""
+
+    engine: str
+    wait: FirstTokenWait
+    cause: str
+    """Why the choice left the engine before; empty: there was none."""
+    at: float
+    last_token_at: float
+    """Time of the last token of the engine before; 0: there was none."""
+
+
 class Choice(msgspec.Struct, eq=False):
     """One choice of a response: its progress, and the output that the handler has not taken yet. Times are the event
     loop's, in seconds."""
@@ -83,6 +96,8 @@ class Choice(msgspec.Struct, eq=False):
     """An engine has queued the rest of the answer and has not given a token yet."""
     unread: Unread = msgspec.field(default_factory=Unread)
     finished: Finished | None = None
+    starts: list[EngineStart] = []
+    """Engines that have given tokens, of a request that is recorded in a trace."""
     earlier: list[Delta] = []
     """Output before `unread`, with which it cannot be joined."""
 

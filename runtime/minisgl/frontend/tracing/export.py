@@ -1,0 +1,196 @@
+"""The way of spans out of the process: OpenTelemetry's SDK, in a thread of its own, with a queue of limited length.
+
+A collector that is slow or dead costs spans, which are counted, and one line in the log; never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+
+from minisgl.frontend.metrics.types import Total
+from minisgl.frontend.tracing.request_trace import RequestTrace, Span
+from minisgl.version import __version__
+
+logger = logging.getLogger(__name__)
+
+_KINDS: Final = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
+_FLAGS: Final = TraceFlags(TraceFlags.SAMPLED)
+_FAILED: Final = Status(StatusCode.ERROR)
+_LIBRARY: Final = "opentelemetry"
+"""Logger of the SDK, and prefix of those of its modules."""
+_QUEUE_VARIABLE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
+_QUEUE_SPANS: Final = 2048
+"""The SDK's own default."""
+
+
+class SpanExport:
+    """`add` belongs to the event loop, `close` to any thread."""
+
+    def __init__(self, endpoint: str | None, service: str, dropped: Total) -> None:
+        """`endpoint`: None for that of OpenTelemetry's variables."""
+        _keep_problems()
+        self._dropped = dropped
+        self._exporter = _CountingExporter(OTLPSpanExporter(endpoint), endpoint, dropped)
+        self._ids = _GivenIds()
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON, resource=_resource(service), id_generator=self._ids, shutdown_on_exit=False
+        )
+        processor = BatchSpanProcessor(self._exporter)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("minisgl", __version__)
+        self._most = _queue_size()
+        self._added = 0
+
+    def add(self, trace: RequestTrace, spans: Sequence[Span], unix_ns: int) -> None:
+        """Queue the spans of a request, or drop them if the queue is full. `unix_ns`: Unix time at time 0 of theirs."""
+        # The SDK would drop the oldest spans, and not tell.
+        if self._added + len(spans) - self._exporter.taken > self._most:
+            self._exporter.count_dropped(len(spans))
+            return
+        self._added += len(spans)
+        state = TraceState.from_header([trace.state]) if trace.state else None
+        for span in spans:
+            self._ids.trace_id, self._ids.span_id = trace.trace_id, span.span_id
+            made = self._tracer.start_span(
+                span.name,
+                self._context(trace, span, state),
+                _KINDS[span.kind],
+                span.attributes,
+                start_time=unix_ns + int(span.start * 1e9),
+            )
+            for event in span.events:
+                made.add_event(event.name, event.attributes, unix_ns + int(event.at * 1e9))
+            if span.has_failed:
+                made.set_status(_FAILED)
+            made.end(unix_ns + int(span.end * 1e9))
+
+    def close(self, seconds: float) -> None:
+        """Export the rest within this time, and stop."""
+        thread = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            # Ends the pauses between attempts, so that the threads end soon. What is left is lost.
+            self._exporter.shutdown()
+
+    @staticmethod
+    def _context(trace: RequestTrace, span: Span, state: TraceState | None) -> Context:
+        if not span.parent_id:
+            return Context()
+        is_remote = span.parent_id == trace.parent_id
+        parent = SpanContext(trace.trace_id, span.parent_id, is_remote, _FLAGS, state)
+        return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+class _GivenIds(IdGenerator):
+    """Gives the next span the identifiers that other processes know already."""
+
+    def __init__(self) -> None:
+        self.trace_id = self.span_id = 1
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+
+class _CountingExporter(SpanExporter):
+    """Counts what an exporter takes and loses. The thread of the SDK calls `export`."""
+
+    def __init__(self, exporter: SpanExporter, endpoint: str | None, dropped: Total) -> None:
+        self._exporter = exporter
+        self._to = f" to {endpoint}" if endpoint else ""
+        self._dropped = dropped
+        self._lock = threading.Lock()
+        self._is_down = self._is_shut_down = False
+        self.taken = 0
+        """Spans whose export has ended, well or not."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        try:
+            result = self._exporter.export(spans)
+            problem = _problems.last
+        except Exception as error:
+            result, problem = SpanExportResult.FAILURE, str(error)
+        self.taken += len(spans)
+        if result is SpanExportResult.SUCCESS:
+            if self._is_down:
+                logger.info("traces are exported%s again", self._to)
+        else:
+            self.count_dropped(len(spans))
+            if not self._is_down:
+                logger.warning("traces cannot be exported%s, their spans are dropped: %s", self._to, problem)
+        self._is_down = result is not SpanExportResult.SUCCESS
+        return result
+
+    def count_dropped(self, spans: int) -> None:
+        with self._lock:
+            self._dropped.value += spans
+
+    def shutdown(self) -> None:
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            self._exporter.shutdown()
+
+
+class _Problems(logging.Handler):
+    """Keeps the last problem that the SDK logs, once for each attempt, instead of writing it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = "no reason is known"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+
+_problems: Final = _Problems()
+
+
+def _keep_problems() -> None:
+    library = logging.getLogger(_LIBRARY)
+    library.propagate = False
+    if _problems not in library.handlers:
+        library.addHandler(_problems)
+
+
+def _resource(service: str) -> Resource:
+    """Return what all spans of this process have in common. Variables come before our own names."""
+    own = {
+        "service.name": service,
+        "service.version": __version__,
+        "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
+    }
+    given = OTELResourceDetector().detect().attributes
+    return Resource.create({name: value for name, value in own.items() if name not in given})
+
+
+def _queue_size() -> int:
+    try:
+        return int(os.environ.get(_QUEUE_VARIABLE, _QUEUE_SPANS))
+    except ValueError:
+        return _QUEUE_SPANS

@@ -1,0 +1,62 @@
+"""Which traces are recorded. The choice follows from the trace id, so that all processes make the same one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from minisgl.frontend.tracing.context import Parent
+
+DEFAULT_SHARE: Final = 0.1
+SAMPLER_VARIABLE: Final = "OTEL_TRACES_SAMPLER"
+ARGUMENT_VARIABLE: Final = "OTEL_TRACES_SAMPLER_ARG"
+
+_PARENT_BASED: Final = "parentbased_"
+_BITS: Final = 64
+"""Low bits of a trace id that decide, as in the libraries of OpenTelemetry."""
+_SHARES: Final[Mapping[str, float | None]] = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}
+"""Shares by the name of a sampler; None: its argument."""
+
+
+class SamplerError(ValueError):
+    """The variables name no sampler."""
+
+
+class Sampler(NamedTuple):
+    """`share` of the traces that begin here is recorded, from 0 to 1. `by_parent`: a request that belongs to a trace
+    is recorded if its parent is."""
+
+    share: float
+    by_parent: bool
+
+    def records(self, trace_id: int, parent: Parent | None) -> bool:
+        if parent is not None and self.by_parent:
+            return parent.is_sampled
+        return trace_id & ((1 << _BITS) - 1) < round(self.share * (1 << _BITS))
+
+
+def make_sampler(share: float | None, variables: Mapping[str, str]) -> Sampler:
+    """Return the sampler of the flag `share`, or of OpenTelemetry's variables without it. Raises SamplerError."""
+    if share is not None:
+        return Sampler(share, by_parent=True)
+    name = variables.get(SAMPLER_VARIABLE, "").strip() or f"{_PARENT_BASED}traceidratio"
+    known = name.removeprefix(_PARENT_BASED)
+    if known not in _SHARES:
+        names = ", ".join((*_SHARES, *(f"{_PARENT_BASED}{each}" for each in _SHARES)))
+        raise SamplerError(f"{SAMPLER_VARIABLE}={name} is not known; set one of {names}")
+    found = _SHARES[known]
+    return Sampler(_argument(variables) if found is None else found, name.startswith(_PARENT_BASED))
+
+
+def _argument(variables: Mapping[str, str]) -> float:
+    text = variables.get(ARGUMENT_VARIABLE, "").strip()
+    if not text:
+        # Libraries record all traces then, which is too many for a server.
+        return DEFAULT_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise SamplerError(f"{ARGUMENT_VARIABLE}={text} is not a number from 0 to 1")
+    return share

@@ -1,0 +1,100 @@
+"""Decides which requests are recorded, and hands the spans of those to the exporter. Nothing of OpenTelemetry is
+imported unless a collector is configured."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+
+from minisgl.frontend.config import TraceOptions
+from minisgl.frontend.metrics.types import Total
+from minisgl.frontend.tracing.context import (
+    TRACEPARENT,
+    TRACESTATE,
+    read_traceparent,
+    read_tracestate,
+    traceparent,
+)
+from minisgl.frontend.tracing.request_trace import RequestTrace, Span, new_span_id
+from minisgl.frontend.tracing.sampling import Sampler, SamplerError, make_sampler
+
+if TYPE_CHECKING:
+    from minisgl.frontend.tracing.export import SpanExport
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS: Final = 2.0
+"""Longest time that a shutdown waits for spans to leave."""
+_TRACES_PATH: Final = "/v1/traces"
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_TRACE_ID_BITS: Final = 128
+
+
+class Tracer:
+    """All methods but `close` belong to the event loop."""
+
+    def __init__(self, sampler: Sampler, export: SpanExport) -> None:
+        self._sampler = sampler
+        self._export = export
+
+    def begin(self, headers: Headers) -> RequestTrace | None:
+        """Return the trace of a request that is recorded; None: it is not."""
+        given = headers.get(TRACEPARENT)
+        parent = None if given is None else read_traceparent(given)
+        trace_id = (random.getrandbits(_TRACE_ID_BITS) or 1) if parent is None else parent.trace_id
+        if not self._sampler.records(trace_id, parent):
+            return None
+        if parent is None:
+            return RequestTrace(trace_id, 0, "")
+        return RequestTrace(trace_id, parent.span_id, read_tracestate(headers.getlist(TRACESTATE)))
+
+    def end(self, trace: RequestTrace, spans: Sequence[Span], now: float) -> None:
+        """Export the spans of a request. `now`: time of the event loop."""
+        self._export.add(trace, spans, time.time_ns() - int(now * 1e9))
+
+    def close(self) -> None:
+        """Export what is left, for at most CLOSE_SECONDS. Blocks."""
+        self._export.close(CLOSE_SECONDS)
+
+
+def unrecorded_headers(headers: Headers) -> dict[str, str]:
+    """Return the headers that tell the next process not to record a request either."""
+    parent = read_traceparent(headers.get(TRACEPARENT, ""))
+    if parent is None:
+        trace_id = random.getrandbits(_TRACE_ID_BITS) or 1
+        return {TRACEPARENT: traceparent(trace_id, new_span_id(), sampled=False)}
+    own = {TRACEPARENT: traceparent(parent.trace_id, parent.span_id, sampled=False)}
+    state = read_tracestate(headers.getlist(TRACESTATE))
+    return {**own, TRACESTATE: state} if state else own
+
+
+def create_tracer(
+    options: TraceOptions, service: str, dropped: Total, variables: Mapping[str, str] = os.environ
+) -> Tracer | None:
+    """Return the tracer of a process; None: neither a flag nor a variable names a collector. `service`: its name,
+    unless a variable has another one. `dropped` counts the spans that were not exported."""
+    if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if options.endpoint is None and not any(variables.get(name, "").strip() for name in _ENDPOINTS):
+        return None
+    try:
+        sampler = make_sampler(options.sampling, variables)
+    except SamplerError as error:
+        logger.warning("%s; a share of %g is recorded", error, make_sampler(None, {}).share)
+        sampler = make_sampler(None, {})
+    from minisgl.frontend.tracing.export import SpanExport
+
+    endpoint = None if options.endpoint is None else _with_path(options.endpoint)
+    return Tracer(sampler, SpanExport(endpoint, service, dropped))
+
+
+def _with_path(url: str) -> str:
+    """Return the URL of a collector with the path of traces, if it has none of its own."""
+    return url if urlsplit(url).path.strip("/") else url.rstrip("/") + _TRACES_PATH
