@@ -151,6 +151,10 @@ fsGroup: 65532
 {{- $_ := set $defaults $section . -}}
 {{- end -}}
 {{- end -}}
+{{- /* A sampling of 0 is a value. */ -}}
+{{- if .Values.defaults.traces.endpoint -}}
+{{- $_ := set $defaults "traces" .Values.defaults.traces -}}
+{{- end -}}
 {{- $rollout := dict -}}
 {{- range $field := list "waves" "maxModels" -}}
 {{- with get $.Values.defaults.rollout $field -}}
@@ -194,3 +198,10 @@ fsGroup: 65532
 {{- toJson . | replace "$" "$$" -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* Port of an http or https URL. */}}
+{{- define "minisgl.urlPort" -}}
+{{- $url := urlParse . -}}
+{{- $port := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
+{{- $port | default (ternary 443 80 (eq $url.scheme "https")) -}}
+{{- end }}

@@ -375,6 +375,8 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"hub": {"tokenSecret": {"names": "a"}}}}, "hub/tokenSecret"),
         ({"defaults": {"route": {"parentRefs": [{"namespace": "a"}]}}}, "route/parentRefs/0"),
         ({"defaults": {"proxy": {"ftp": "a"}}}, "proxy"),
+        ({"defaults": {"traces": {"endpoint": "collector:4317"}}}, "traces/endpoint"),
+        ({"defaults": {"traces": {"sampling": 2}}}, "traces/sampling"),
         ({"defaults": {"networkPolicy": {"monitoringNamespaces": "a"}}}, "monitoringNamespaces"),
         ({"defaults": {"rollout": {"maxModels": -1}}}, "rollout/maxModels"),
         ({"defaults": {"rollout": {"waves": [{"name": "a"}]}}}, "rollout/waves/0"),

@@ -86,6 +86,8 @@ def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() 
         "--oidc-jwks-url=https://id.example.com/keys",
         "--redis=rediss://limits@redis.example.com:6380/2",
         "--redis-password-file=/etc/minisgl/redis/password",
+        "--otlp-traces-endpoint=http://collector.observability",
+        "--trace-sampling=0",
         "--queue-timeout",
         "30",
     ]
@@ -205,6 +207,22 @@ def test_a_password_in_the_url_of_redis_is_rejected() -> None:
     for url in ("redis://:secret@redis", "redis://me:secret@redis", "http://redis"):
         with pytest.raises(HelmError, match="gateway/redis/url"):
             rendered({"gateway": {"enabled": True, "redis": {"url": url}}})
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ports"),
+    [
+        ("http://collector.observability:4318", {4318}),
+        ("https://[fd00::1]:9999/otlp/v1/traces", {9999, 4318}),
+        ("https://traces.example.com", {443, 4318}),
+    ],
+)
+def test_it_sends_traces_to_the_collector_of_the_cluster(endpoint: str, ports: set[int]) -> None:
+    values: Object = {"defaults": {"traces": {"endpoint": endpoint, "sampling": 0}}} | ENABLED
+    assert container(values)["args"][-2:] == [f"--otlp-traces-endpoint={endpoint}", "--trace-sampling=0"]
+    *_, collector = policy(values)["egress"]
+    assert {port["port"] for port in collector["ports"]} == ports and "to" not in collector
+    assert not [argument for argument in container(ENABLED)["args"] if "trace" in argument]
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,15 @@ class RouteDefaults(ApiModel):
     """Host names of requests to models which name none; default: all."""
 
 
+class TraceDefaults(ApiModel):
+    """Traces of frontends."""
+
+    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    """Collector that gets traces by OTLP over HTTP; default: no traces."""
+    sampling: float = Field(default=0.1, ge=0, le=1)
+    """Share of the traces that begin at a frontend which are recorded."""
+
+
 class ModelDefaults(ApiModel):
     """Values for fields that a model leaves out: the flag --defaults.
 
@@ -131,6 +140,8 @@ class ModelDefaults(ApiModel):
     """Access to the endpoints of models."""
     route: RouteDefaults = RouteDefaults()
     """Routes of the Gateway API to models."""
+    traces: TraceDefaults = TraceDefaults()
+    """Traces of frontends."""
     rollout: UpgradeSettings | None = None
     """How models get the pods of a new operator; default: all at once."""
 

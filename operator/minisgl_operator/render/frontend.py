@@ -8,7 +8,7 @@ from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, SCHEDULER_PORT
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import names, peer_secret, pods, templates
+from minisgl_operator.render import names, peer_secret, pods, templates, traces
 from minisgl_operator.render.child import child
 
 _KEYS_DIRECTORY: Final = "/var/run/minisgl/keys"
@@ -98,6 +98,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         *("--drain-timeout", str(model.spec.drain_seconds)),
         *("--leave-timeout", str(frontend.leave_seconds)),
         *("--served-model-name", *model.served_names),
+        *traces.arguments(defaults),
     ]
     peers = peer_secret.volume(model.name)
     volumes = [pods.RUN, pods.TMP, peers]
@@ -113,7 +114,7 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         "name": names.FRONTEND,
         **pods.image(frontend, defaults.frontend_image, defaults),
         "args": arguments,
-        "env": [*pods.IDENTITY, *map(pods.variable, frontend.env)],
+        "env": [*pods.IDENTITY, *traces.variables(model, defaults), *map(pods.variable, frontend.env)],
         "ports": pods.container_ports("http", "control"),
         **pods.resources(frontend.resources, default.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),

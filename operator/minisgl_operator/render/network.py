@@ -8,7 +8,7 @@ from typing import Any, Final
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import hub_access, names
+from minisgl_operator.render import hub_access, names, traces
 from minisgl_operator.render.child import child
 from minisgl_operator.render.pods import policy_ports
 from minisgl_operator.render.route import gateway_namespaces
@@ -55,11 +55,14 @@ def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
         peers.append(_pods_of_release(defaults, names.GATEWAY_APPLICATION))
     clients = {"from": peers, "ports": policy_ports("http")}
     engines = {"to": [_pods_of(model, names.ENGINE)], "ports": policy_ports("scheduler", "control")}
+    egress: list[dict[str, Any]] = [_DNS, engines]
+    if collector := traces.ports(defaults):
+        egress.append({"ports": _tcp(*collector)})
     if not model.spec.frontend.mesh:
-        return _policy(model, defaults, names.FRONTEND, [clients], [_DNS, engines])
+        return _policy(model, defaults, names.FRONTEND, [clients], egress)
     clients["ports"] = [*clients["ports"], *_MESH_INBOUND]
     probes = {"from": _MESH_PROBES, "ports": policy_ports("control")}
-    return _policy(model, defaults, names.FRONTEND, [clients, probes], [_DNS, engines, _MESH_CONTROL])
+    return _policy(model, defaults, names.FRONTEND, [clients, probes], [*egress, _MESH_CONTROL])
 
 
 def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:

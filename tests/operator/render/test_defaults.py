@@ -370,3 +370,30 @@ def test_an_account_of_the_model_is_for_pods_with_its_files() -> None:
     accounts = {part: spec["serviceAccountName"] for part, spec in found.items()}
     assert accounts == {names.ENGINE: "bucket-reader", names.FETCH: "bucket-reader", names.FRONTEND: "qwen-frontend"}
     assert not any(spec["automountServiceAccountToken"] for spec in found.values())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ports"),
+    [
+        ("http://collector:4318", [4318]),
+        ("http://[fd00::1]", [80, 4318]),
+        ("https://a.example/otlp/v1/traces", [443, 4318]),
+    ],
+)
+def test_frontends_send_traces_to_the_collector_of_the_cluster(endpoint: str, ports: list[int]) -> None:
+    models = {"traces": {"endpoint": endpoint, "sampling": 0}}
+    [container] = templates({"frontend": {"args": ["--max-waiting=64"]}}, models)[names.FRONTEND]["spec"]["containers"]
+    assert container["args"][-5:] == ["--otlp-traces-endpoint", endpoint, "--trace-sampling", "0", "--max-waiting=64"]
+    values = {each["name"]: each.get("value", "") for each in container["env"]}
+    assert "k8s.namespace.name=" in values["OTEL_RESOURCE_ATTRIBUTES"]
+    collector = policy(models, names.FRONTEND)["egress"][-1]
+    assert collector == {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+    plain = templates({}, {})[names.FRONTEND]["spec"]["containers"][0]
+    assert "--otlp-traces-endpoint" not in plain["args"]
+    assert len(policy({}, names.FRONTEND)["egress"]) == 2
+
+
+def test_what_spans_say_of_a_pod_may_come_from_the_model() -> None:
+    own = {"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "a=b"}
+    pod = templates({"frontend": {"env": [own]}}, {"traces": {"endpoint": "http://collector:4318"}})[names.FRONTEND]
+    assert [each for each in pod["spec"]["containers"][0]["env"] if each["name"] == own["name"]] == [own]

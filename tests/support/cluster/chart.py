@@ -75,6 +75,7 @@ MATRIX: Final[dict[str, Object]] = {
                 "monitoringNamespaces": ["monitoring"],
             },
             "route": {"parentRefs": [{"name": "public", "namespace": "gateways"}], "hostnames": ["*.example.com"]},
+            "traces": {"endpoint": "http://collector.observability", "sampling": 0},
             "engine": {
                 "priorityClassName": "engines",
                 "labels": {"team": "a"},
