@@ -70,8 +70,12 @@ class Collector:
         self._thread.start()
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_port}"
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://{self.address}"
 
     def wait_for(self, condition: Callable[[list[CollectedSpan]], bool]) -> list[CollectedSpan]:
         """Return the spans once the condition holds of them."""

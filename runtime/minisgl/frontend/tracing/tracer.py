@@ -82,7 +82,9 @@ def create_tracer(
     unless a variable has another one. `dropped` counts the spans that were not exported."""
     if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
-    if options.endpoint is None and not any(variables.get(name, "").strip() for name in _ENDPOINTS):
+    given = [options.endpoint, *(variables.get(name, "").strip() for name in _ENDPOINTS)]
+    url = next((each for each in given if each), "")
+    if not url:
         return None
     try:
         sampler = make_sampler(options.sampling, variables)
@@ -92,7 +94,9 @@ def create_tracer(
     from minisgl.frontend.tracing.export import SpanExport
 
     endpoint = None if options.endpoint is None else _with_path(options.endpoint)
-    return Tracer(sampler, SpanExport(endpoint, service, dropped))
+    # A user and password in the URL must not be logged.
+    collector = urlsplit(url).netloc.rpartition("@")[2] or "the collector"
+    return Tracer(sampler, SpanExport(endpoint, collector, service, dropped))
 
 
 def _with_path(url: str) -> str:

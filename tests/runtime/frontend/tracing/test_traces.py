@@ -223,11 +223,11 @@ def test_a_dead_collector_costs_spans_and_one_line(
             before = _dropped(stack)
             assert stack.http.post("/v1/chat/completions", json=CHAT).status_code == 200
             eventually(functools.partial(_have_dropped, stack, before + 4))
-        assert [line.partition(",")[0] for line in lines()] == [f"traces cannot be exported to {traces.url}/v1/traces"]
+        assert [line.partition(",")[0] for line in lines()] == [f"traces cannot be exported to {traces.address}"]
         traces.status = 200
         stack.http.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine"})
         traces.trace_of("mine")
-        eventually(lambda: lines()[1:] == [f"traces are exported to {traces.url}/v1/traces again"])
+        eventually(lambda: lines()[1:] == [f"traces are exported to {traces.address} again"])
     assert _dropped(stack) == 8
 
 
