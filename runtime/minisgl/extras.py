@@ -9,11 +9,16 @@ from typing import Final
 from minisgl.errors import CodedError
 
 _FRONTEND: Final = (
+    "boto3",
     "fastapi",
     "httptools",
     "huggingface_hub",
     "jinja2",
+    "jwt",
     "llguidance",
+    "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry.sdk",
+    "redis",
     "tokenizers",
     "uvicorn",
     "uvloop",
@@ -50,6 +55,14 @@ def require(extra: str, modules: Sequence[str] = ()) -> None:
 
     Nothing is imported. A command checks this before it starts processes, whose tracebacks would say it instead.
     """
-    missing = [name for name in modules or EXTRAS[extra] if find_spec(name) is None]
+    missing = [name for name in modules or EXTRAS[extra] if not _is_installed(name)]
     if missing:
         raise MissingExtra(missing, extra)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        # The package around it.
+        return False

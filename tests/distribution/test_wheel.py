@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tomllib
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -126,5 +127,14 @@ def test_modules_of_extras_are_those_of_the_project() -> None:
         return own.union(*(packages(inner) for each in required if each.name == "minisgl" for inner in each.extras))
 
     for extra, modules in EXTRAS.items():
-        found = {canonicalize_name(distributions[module][0]) for module in modules}
+        found = {canonicalize_name(_owner(module, distributions)) for module in modules}
         assert found == packages(extra), extra
+
+
+def _owner(module: str, distributions: Mapping[str, list[str]]) -> str:
+    """Return the distribution with a module. Several may have parts of the package around it."""
+    found = distributions[module.partition(".")[0]]
+    if "." not in module:
+        return found[0]
+    folder = module.replace(".", "/")
+    return next(name for name in found if any(file.parent.as_posix() == folder for file in metadata.files(name) or ()))
