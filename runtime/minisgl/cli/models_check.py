@@ -21,12 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="directory of a Hugging Face checkpoint, or a Hub id owner/name, of which only small files and the "
-        "headers of the weights are downloaded",
+        help="directory of a Hugging Face checkpoint, or a Hub id owner/name or s3://BUCKET/PREFIX, of which only "
+        "small files and the headers of the weights are downloaded",
     )
-    parser.add_argument(
-        "--revision", default="main", metavar="REV", help="branch, tag or commit on the Hub (default: main)"
-    )
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
     add_options(parser, EngineConfig(model=""), only=("task", "hf_overrides"))
 
 
@@ -34,18 +32,19 @@ def run(args: argparse.Namespace) -> int:
     """Print all findings; returns 1 when the checkpoint cannot be served."""
     from minisgl.hub.check import check_checkpoint
     from minisgl.hub.headers import fetch_headers
-    from minisgl.hub.repository import Source, offline
-    from minisgl.hub.resolve import is_hub_id, resolve
+    from minisgl.hub.places import is_hub_id, is_in_bucket, origin
+    from minisgl.hub.repository import offline
+    from minisgl.hub.resolve import resolve
 
     directory = Path(args.model).expanduser()
     with tempfile.TemporaryDirectory(prefix="minisgl-check-") as temporary:
         on_hub = not directory.exists() and is_hub_id(args.model)
-        remote = on_hub and not offline()
+        remote = is_in_bucket(args.model) or (on_hub and not offline())
         if remote:
-            directory = Path(temporary, args.model)
-            fetch_headers(Source(repository=args.model, revision=args.revision, endpoint=None), directory)
+            directory = Path(temporary, "model")
+            fetch_headers(origin(args.model, args.revision), directory)
         elif on_hub:
-            directory = resolve(args.model, args.revision)
+            directory = resolve(args.model, args.revision or "main")
         report = check_checkpoint(directory, args.hf_overrides, task=args.task, headers_only=remote)
         _check_tokenizer(directory, report)
     return _print(report, str(directory), args.model if remote else str(directory))

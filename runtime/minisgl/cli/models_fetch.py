@@ -13,18 +13,29 @@ import msgspec
 from minisgl.errors import HubError
 from minisgl.flags.arguments import add_options, filled, port, set_up_log
 from minisgl.hub.fetch import fetch
+from minisgl.hub.fetch_error import FetchError
 from minisgl.hub.neighbours import Neighbours
-from minisgl.hub.repository import FetchError, Source
+from minisgl.hub.places import origin
 from minisgl.launcher.control_server import ControlServer, StatusBoard
 from minisgl.logging import LogOptions
 from minisgl.wire.status import FetchStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repository", metavar="REPO", help="Hub id owner/name; HF_TOKEN is sent if it is set")
+    parser.add_argument(
+        "repository",
+        metavar="REPO",
+        help="Hub id owner/name; HF_TOKEN is sent if it is set. Or s3://BUCKET/PREFIX, with the credentials and the "
+        "region of the AWS variables and configuration",
+    )
     parser.add_argument("directory", metavar="DIR", type=Path, help="directory for the checkpoint")
-    parser.add_argument("--revision", default="main", metavar="REV", help="branch, tag or commit (default: main)")
-    parser.add_argument("--endpoint", metavar="URL", help="URL of the Hub (default: HF_ENDPOINT, or the public Hub)")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="URL of the Hub or of the object store (default: HF_ENDPOINT, or the public Hub; AWS_ENDPOINT_URL_S3 or "
+        "AWS_ENDPOINT_URL, or AWS)",
+    )
     parser.add_argument(
         "--control-port",
         type=port,
@@ -75,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             stack.enter_context(ControlServer(args.control_port, board, drain=lambda: None))
         try:
             endpoint = args.endpoint and args.endpoint.rstrip("/")
-            source = Source(repository=args.repository, revision=args.revision, endpoint=endpoint)
+            source = origin(args.repository, args.revision, endpoint)
             neighbours = Neighbours(
                 owner=args.owner, share_files=args.share_files, prune=args.prune, keep=tuple(args.keep)
             )

@@ -14,6 +14,7 @@ from minisgl.errors import CodedError
 from minisgl.flags.arguments import add_options, filled, set_up_log
 from minisgl.flags.manifest import read
 from minisgl.flags.settings import Settings
+from minisgl.hub.places import is_in_bucket
 from minisgl.hub.resolve import resolve
 from minisgl.launcher.devices import choose_device
 from minisgl.launcher.restarts import Limits
@@ -30,7 +31,10 @@ _DEFAULTS: Final = ServeOptions(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="directory of a Hugging Face checkpoint, or a Hub id owner/name"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="directory of a Hugging Face checkpoint, a Hub id owner/name, or s3://BUCKET/PREFIX",
     )
     parser.add_argument(
         "--served-model-name", metavar="NAME", help="the model's name in the API (default: MODEL, or its last part)"
@@ -57,10 +61,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.model is None:
         args.settings.usage_error("the following arguments are required: MODEL")
+    if is_in_bucket(args.model):
+        # Its download is reported in the log.
+        set_up_log(args, filled(args, _DEFAULTS).log)
     directory = resolve(args.model, args.revision, with_weights=not args.dummy_weights)
     options = msgspec.structs.replace(
         filled(args, _DEFAULTS),
-        model_name=args.served_model_name or (directory.name if Path(args.model).is_dir() else args.model),
+        model_name=args.served_model_name or _name(args.model, directory),
         other_names=other_names,
     )
     device = choose_device(args.device, args.tp)
@@ -68,6 +75,13 @@ def run(args: argparse.Namespace) -> int:
     set_up_log(args, options.log)
     serve(msgspec.structs.replace(options, engine=engine))
     return 0
+
+
+def _name(model: str, directory: Path) -> str:
+    """Name of the model in the API, unless another one is set."""
+    if is_in_bucket(model):
+        return model.rstrip("/").rpartition("/")[2]
+    return directory.name if Path(model).is_dir() else model
 
 
 def _attention_comment(args: argparse.Namespace) -> str:

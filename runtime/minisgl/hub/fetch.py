@@ -1,7 +1,8 @@
-"""Fetch a checkpoint from a Hugging Face Hub into a directory, atomically.
+"""Fetch a checkpoint from a Hugging Face Hub or a bucket into a directory, atomically.
 
 Files are downloaded into a directory beside the target, where a later attempt finds them; the last step renames it. The
-target is thus always a complete checkpoint of one commit, with the hash of every file checked.
+target is thus always a complete checkpoint of one commit, with the hash of every file checked where the server lists
+hashes.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import msgspec
 
 from minisgl.errors import HubError
 from minisgl.hub.download import download
-from minisgl.hub.fetch_failures import classify_error, rate_limit_seconds
+from minisgl.hub.fetch_error import ContentChanged, FetchError
 from minisgl.hub.fetch_progress import LOG_SECONDS, FetchProgress, format_bytes
+from minisgl.hub.files import RemoteFile
 from minisgl.hub.neighbours import (
     FetchRecord,
     Neighbours,
@@ -32,7 +34,7 @@ from minisgl.hub.neighbours import (
     try_lock,
     write_record,
 )
-from minisgl.hub.repository import FetchError, HubFile, Source, list_checkpoint, offline
+from minisgl.hub.origin import Origin
 from minisgl.wire.status import FetchStatus
 
 logger = logging.getLogger(__name__)
@@ -43,15 +45,17 @@ _MAX_ATTEMPTS: Final = 6
 _FIRST_WAIT_SECONDS: Final = 1.0
 _MAX_WAIT_SECONDS: Final = 60.0
 _SILENCE_SECONDS: Final = 4.0
-"""Time without an answer of the Hub after which it is reported. Time limits of names and connections are longer."""
+"""Time without an answer of the server after which it is reported. Time limits of names and connections are longer."""
 _MAX_RATE_LIMIT_SECONDS: Final = 900.0
-"""Total wait for a Hub that limits our requests."""
+"""Total wait for a server that limits our requests."""
+_MAX_LISTINGS: Final = 3
+"""How often files are listed that change during their download."""
 
 T = TypeVar("T")
 
 
 def fetch(
-    source: Source,
+    origin: Origin,
     directory: Path,
     publish: Callable[[FetchStatus], None],
     neighbours: Neighbours | None = None,
@@ -63,12 +67,31 @@ def fetch(
     `directory_unusable`.
     """
     neighbours = neighbours or Neighbours()
-    try:
+    with _disk_errors(directory):
         if (directory / "config.json").is_file():
             return _share(directory, neighbours, publish)
         if directory.exists() and any(directory.iterdir()):
             raise HubError("directory_in_use", f"{directory} is neither empty nor a checkpoint; use another directory")
-        return _Fetch(source, directory, publish, neighbours).run()
+        return _Fetch(origin, lambda commit: directory, publish, neighbours).run()
+
+
+def fetch_snapshot(origin: Origin, parent: Path, publish: Callable[[FetchStatus], None]) -> Path:
+    """Fetch the current checkpoint into a directory of `parent` that is called after its commit, unless it is there;
+    returns the directory. Files that have not changed since an earlier one are linked from it.
+
+    Raises FetchError, and HubError `directory_unusable`.
+    """
+    with _disk_errors(parent):
+        neighbours = Neighbours(share_files=True, prune="partial")
+        done = _Fetch(origin, lambda commit: parent / commit, publish, neighbours).run()
+    return parent / done.commit
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
+    """Raise FetchError or HubError for errors of the disk."""
+    try:
+        yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FetchError("NoSpace", f"no space is left in {directory.parent}: make the volume larger") from error
@@ -105,51 +128,65 @@ class _Fetch:
     """One fetch, with its download threads."""
 
     def __init__(
-        self, source: Source, directory: Path, publish: Callable[[FetchStatus], None], neighbours: Neighbours
+        self,
+        origin: Origin,
+        place: Callable[[str], Path],
+        publish: Callable[[FetchStatus], None],
+        neighbours: Neighbours,
     ) -> None:
-        self._source = source
-        self._directory = directory
+        """`place`: the directory for a commit."""
+        self._origin = origin
+        self._place = place
         self._neighbours = neighbours
-        self._progress = FetchProgress(source.repository, publish)
+        self._progress = FetchProgress(origin.repository, publish)
         self._rate_limit_seconds = 0.0
         self._stop = threading.Event()
 
     def run(self) -> FetchStatus:
-        self._progress.update(phase="Resolving")
-        if offline():
-            raise HubError(
-                "hub_offline", f"HF_HUB_OFFLINE is set, so {self._source.repository} is not fetched; unset it"
-            )
-        commit, files = self._with_retries(self._list)
-        self._progress.update(phase="Downloading", commit=commit)
-        self._directory.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(self._directory, waiting=self._progress.repeat):
-            if (self._directory / "config.json").is_file():
+        for _ in range(_MAX_LISTINGS):
+            self._progress.update(phase="Resolving")
+            self._stop.clear()
+            commit, files = self._with_retries(self._list)
+            self._progress.update(phase="Downloading", commit=commit)
+            try:
+                return self._fetch(commit, files, self._place(commit))
+            except ContentChanged as error:
+                logger.warning("%s during the download; listing the files again", error)
+        raise FetchError(
+            "Unreachable",
+            f"files of {self._origin.repository} changed during each of {_MAX_LISTINGS} downloads: wait until their "
+            "upload has ended",
+        )
+
+    def _fetch(self, commit: str, files: Sequence[RemoteFile], directory: Path) -> FetchStatus:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(directory, waiting=self._progress.repeat):
+            if (directory / "config.json").is_file():
                 # Another model may have fetched it in the meantime.
-                if (record := _foreign_record(self._directory, self._neighbours)) is not None:
-                    _end_ownership(self._directory, record)
-                return _existing_status(self._directory)
-            partial = self._directory.with_name(f"{self._directory.name}.partial-{commit[:12]}")
+                if (record := _foreign_record(directory, self._neighbours)) is not None:
+                    _end_ownership(directory, record)
+                return _existing_status(directory)
+            partial = directory.with_name(f"{directory.name}.partial-{commit[:12]}")
             partial.mkdir(exist_ok=True)
             if self._neighbours.share_files:
                 link_files(files, partial, checking=self._progress.repeat)
-            self._remove_other_commits(partial)
+            _remove_other_commits(directory, partial)
             self._check_space(files, partial)
             self._download_all(commit, files, partial)
             record = FetchRecord(
-                repository=self._source.repository,
-                revision=self._source.revision,
+                repository=self._origin.repository,
+                revision=self._origin.revision,
                 commit=commit,
                 owner=self._neighbours.owner,
                 files={file.name: file.digest for file in files},
             )
             write_record(partial, record)
-            partial.rename(self._directory)
+            partial.rename(directory)
         return self._progress.update(phase="Done", percent=100, reason="", message="")
 
-    def _list(self) -> tuple[str, list[HubFile]]:
-        """List the checkpoint, and say so if the Hub keeps silent."""
-        message = f"{self._source.hub} has not answered for {_SILENCE_SECONDS:.0f} s: check the network"
+    def _list(self) -> tuple[str, list[RemoteFile]]:
+        """List the checkpoint, and say so if the server keeps silent."""
+        message = f"{self._origin.server} has not answered for {_SILENCE_SECONDS:.0f} s: check the network"
 
         def complain() -> None:
             logger.warning(message)
@@ -159,17 +196,11 @@ class _Fetch:
         timer.daemon = True
         timer.start()
         try:
-            return list_checkpoint(self._source)
+            return self._origin.listing()
         finally:
             timer.cancel()
 
-    def _remove_other_commits(self, keep: Path) -> None:
-        """Remove the partial downloads of other commits."""
-        for other in self._directory.parent.glob(f"{self._directory.name}.partial-*"):
-            if other != keep:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def _check_space(self, files: Sequence[HubFile], partial: Path) -> None:
+    def _check_space(self, files: Sequence[RemoteFile], partial: Path) -> None:
         existing = sum(path.stat().st_size for path in partial.iterdir())
         needed = sum(file.size for file in files) - existing
         make_room(needed, partial, self._neighbours)
@@ -178,11 +209,11 @@ class _Fetch:
             self._progress.update(needed_bytes=needed, free_bytes=free)
             raise FetchError(
                 "NoSpace",
-                f"{self._source.repository} needs {format_bytes(needed)} more, and {partial.parent} has "
+                f"{self._origin.repository} needs {format_bytes(needed)} more, and {partial.parent} has "
                 f"{format_bytes(free)} free: make the volume larger",
             )
 
-    def _download_all(self, commit: str, files: Sequence[HubFile], partial: Path) -> None:
+    def _download_all(self, commit: str, files: Sequence[RemoteFile], partial: Path) -> None:
         self._progress.start_download(sum(file.size for file in files))
         with ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "download") as pool:
             # Largest first, so that no large file is left alone at the end.
@@ -196,14 +227,13 @@ class _Fetch:
         if errors:
             raise errors[0]
 
-    def _download(self, commit: str, file: HubFile, partial: Path) -> None:
+    def _download(self, commit: str, file: RemoteFile, partial: Path) -> None:
         path = partial / file.name
         path.parent.mkdir(exist_ok=True)
         if path.is_file() and path.stat().st_size == file.size:
             # Its hash was checked before it was renamed to this name.
             self._add_bytes(file.size)
             return
-        url, headers = self._source.url_of(file.name, commit), self._source.request_headers()
         counted = 0
 
         def on_bytes(number: int) -> None:
@@ -215,7 +245,7 @@ class _Fetch:
             nonlocal counted
             self._add_bytes(-counted)
             counted = 0
-            download(file, url, headers, path, on_bytes)
+            download(self._origin, commit, file, path, on_bytes)
 
         self._with_retries(attempt, lambda: counted)
 
@@ -233,7 +263,7 @@ class _Fetch:
             try:
                 result = act()
             except Exception as error:
-                failure = classify_error(error, self._source)
+                failure = self._origin.failure(error)
                 if failure is None:
                     raise
                 if not failure.is_retryable:
@@ -242,7 +272,7 @@ class _Fetch:
                     attempts, most_received = 0, received()
                 attempts += 1
                 if failure.code == "RateLimited":
-                    seconds = rate_limit_seconds(error)
+                    seconds = self._origin.rate_limit_seconds(error)
                     if self._rate_limit_seconds + seconds > _MAX_RATE_LIMIT_SECONDS:
                         raise failure from error
                     self._rate_limit_seconds += seconds
@@ -263,6 +293,13 @@ class _Fetch:
             self._progress.repeat()
             if self._stop.wait(min(left, LOG_SECONDS)):
                 raise failure
+
+
+def _remove_other_commits(directory: Path, keep: Path) -> None:
+    """Remove the partial downloads of other commits."""
+    for other in directory.parent.glob(f"{directory.name}.partial-*"):
+        if other != keep:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 @contextmanager

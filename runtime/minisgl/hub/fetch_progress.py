@@ -32,8 +32,9 @@ class FetchProgress:
         self._logged_at = 0.0
 
     def start_download(self, total: int) -> None:
-        """Set the number of bytes of all files."""
+        """Set the number of bytes of all files, of which none is received."""
         self._total = total or 1
+        self._received = 0
 
     def update(self, **changes: Any) -> FetchStatus:
         """Change fields of the status and publish it; returns it."""

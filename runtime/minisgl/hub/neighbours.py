@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from minisgl.hub.repository import HubFile
+from minisgl.hub.files import RemoteFile
 from minisgl.json_file import MAX_FILE_BYTES, check_size
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def try_lock(directory: Path) -> Iterator[bool]:
         os.close(lock)
 
 
-def link_files(files: Iterable[HubFile], directory: Path, checking: Callable[[], None]) -> int:
+def link_files(files: Iterable[RemoteFile], directory: Path, checking: Callable[[], None]) -> int:
     """Link large files of `files` that `directory` lacks from checkpoints beside it; returns their bytes.
 
     A file counts as identical by the digest of its checkpoint's record. Without one, as in a partial download, a file
@@ -118,7 +118,7 @@ def link_files(files: Iterable[HubFile], directory: Path, checking: Callable[[],
     return linked
 
 
-def _candidates(file: HubFile, records: dict[Path, dict[str, str]]) -> Iterator[Path]:
+def _candidates(file: RemoteFile, records: dict[Path, dict[str, str]]) -> Iterator[Path]:
     """Files that may be identical, those with a recorded digest first."""
     for directory, digests in records.items():
         for name, digest in digests.items():
@@ -139,7 +139,9 @@ def _size(path: Path) -> int | None:
     return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
-def _has_digest(path: Path, file: HubFile, checking: Callable[[], None]) -> bool:
+def _has_digest(path: Path, file: RemoteFile, checking: Callable[[], None]) -> bool:
+    if not file.hashed:
+        return False
     digest = file.hasher()
     try:
         with path.open("rb") as content:

@@ -1,47 +1,23 @@
-"""Repositories of a Hugging Face Hub: the commit of a revision, the files of a checkpoint in it, and the error of a
-failed fetch."""
+"""Repositories of a Hugging Face Hub: the commit of a revision, and the files of a checkpoint in it."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Sequence
-from fnmatch import fnmatch
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import msgspec
 
 from minisgl.errors import HubError
-from minisgl.models.checkpoint import served_weights
+from minisgl.hub.fetch_error import FetchError, HttpFailure
+from minisgl.hub.fetch_failures import classify_error, rate_limit_seconds, retry_after
+from minisgl.hub.files import RemoteFile, is_in_checkpoint, servable_files
+from minisgl.hub.origin import Content
 from minisgl.version import __version__
-from minisgl.wire.status import FetchFailureReason
 
-CONFIG_FILES: Final = ("*.json", "*.jinja")
-"""Patterns of the small files that a server reads."""
-_MODULE: Final = r"\d+_[A-Za-z]+/(config\.json|model\.safetensors)"
-"""Paths of the files of a module of sentence-transformers."""
-_IN_FOLDERS: Final = re.compile(rf"additional_chat_templates/[^/]+\.jinja|{_MODULE}")
-"""Paths of the only files of subfolders. A path with `..` would lead out of the checkpoint."""
-WEIGHT_FILES: Final = "*.safetensors"
-
+_CHUNK_BYTES: Final = 1 << 20
 _TIMEOUT_SECONDS: Final = 30.0
-
-
-class FetchError(HubError):
-    """A checkpoint cannot be fetched from a Hub."""
-
-    code: FetchFailureReason
-
-    def __init__(self, code: FetchFailureReason, message: str) -> None:
-        super().__init__(code, message)
-
-    @property
-    def is_retryable(self) -> bool:
-        return self.code not in ("AuthRequired", "NotFound")
-
-    @property
-    def exit_code(self) -> int:
-        return 1 if self.is_retryable else 2
+"""To connect, and between two chunks."""
 
 
 def offline() -> bool:
@@ -52,7 +28,7 @@ def offline() -> bool:
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Repository and revision to fetch."""
+    """Repository and revision to fetch: an Origin."""
 
     repository: str
     revision: str
@@ -60,82 +36,52 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     """URL of the Hub; None: that of HF_ENDPOINT, or the public Hub."""
 
     @property
-    def hub(self) -> str:
-        """Name of the Hub in messages."""
+    def server(self) -> str:
         return self.endpoint or "the Hub"
 
-    def url_of(self, name: str, commit: str) -> str:
-        """URL of a file."""
+    def listing(self) -> tuple[str, list[RemoteFile]]:
+        """Raises HubError `hub_offline` too."""
+        from huggingface_hub import HfApi, RepoFile
+
+        if offline():
+            raise HubError("hub_offline", f"HF_HUB_OFFLINE is set, so {self.repository} is not fetched; unset it")
+        api = HfApi(endpoint=self.endpoint)
+        commit = api.model_info(self.repository, revision=self.revision, timeout=_TIMEOUT_SECONDS).sha
+        if not commit:
+            raise FetchError("NotFound", f"{self.repository} has no commit at revision {self.revision}")
+        found = [
+            RemoteFile(
+                name=entry.path,
+                size=entry.size,
+                digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id,
+                is_large=entry.lfs is not None,
+            )
+            for entry in api.list_repo_tree(self.repository, revision=commit, recursive=True)
+            if isinstance(entry, RepoFile) and is_in_checkpoint(entry.path)
+        ]
+        return commit, servable_files(f"{self.repository} at revision {self.revision}", found)
+
+    @contextmanager
+    def open(self, commit: str, file: RemoteFile, first: int = 0, end: int | None = None) -> Iterator[Content]:
+        """Raises HttpFailure, and transport errors of the client library."""
         import huggingface_hub
 
-        return huggingface_hub.hf_hub_url(self.repository, name, revision=commit, endpoint=self.endpoint)
-
-    @staticmethod
-    def request_headers() -> dict[str, str]:
-        """Headers of requests for files, with the token if there is one."""
-        import huggingface_hub
-
+        url = huggingface_hub.hf_hub_url(self.repository, file.name, revision=commit, endpoint=self.endpoint)
         headers = {"accept-encoding": "identity", "user-agent": f"minisgl/{__version__}"}
         if token := huggingface_hub.get_token():
             headers["authorization"] = f"Bearer {token}"
-        return headers
+        if first or end is not None:
+            headers["range"] = f"bytes={first}-{'' if end is None else end - 1}"
+        # Redirects lead to a storage host, to which the client does not send our token.
+        session = huggingface_hub.get_session()
+        with session.stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, follow_redirects=True) as response:
+            if response.status_code not in (200, 206):
+                raise HttpFailure(response.status_code, retry_after(response.headers.get("retry-after")))
+            # Raw: a range counts the bytes of the file, not those of a compressed response.
+            yield Content(first if response.status_code == 206 else 0, response.iter_raw(_CHUNK_BYTES))
 
+    def failure(self, error: Exception) -> FetchError | None:
+        return classify_error(error, self.server, self.repository, self.revision)
 
-class HubFile(msgspec.Struct, frozen=True, kw_only=True):
-    """File of a repository, as the Hub lists it."""
-
-    name: str
-    size: int
-    """Bytes."""
-    digest: str
-    """sha256 of a large file, Git's blob id (sha1) of any other."""
-    is_large: bool
-
-    def hasher(self) -> Any:
-        """New hash object for the content of this file."""
-        if self.is_large:
-            return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
-
-
-def list_checkpoint(source: Source) -> tuple[str, list[HubFile]]:
-    """Commit of the revision, and the files to download. Raises FetchError `NotFound`, and the errors of the client
-    library."""
-    from huggingface_hub import HfApi, RepoFile
-
-    api = HfApi(endpoint=source.endpoint)
-    commit = api.model_info(source.repository, revision=source.revision, timeout=_TIMEOUT_SECONDS).sha
-    if not commit:
-        raise FetchError("NotFound", f"{source.repository} has no commit at revision {source.revision}")
-    found = [
-        HubFile(
-            name=entry.path,
-            size=entry.size,
-            digest=entry.lfs.sha256 if entry.lfs is not None else entry.blob_id,
-            is_large=entry.lfs is not None,
-        )
-        for entry in api.list_repo_tree(source.repository, revision=commit, recursive=True)
-        if isinstance(entry, RepoFile) and ("/" not in entry.path or _IN_FOLDERS.fullmatch(entry.path))
-    ]
-    files = files_to_download(found)
-    names = {file.name for file in files}
-    if "config.json" not in names or not any(name.endswith(".safetensors") and "/" not in name for name in names):
-        gguf = any(file.name.endswith(".gguf") for file in found)
-        raise FetchError(
-            "NotFound",
-            f"{source.repository} at revision {source.revision} is not a servable checkpoint: it needs config.json and "
-            f"*.safetensors{', and has GGUF, which is not supported' if gguf else ''}",
-        )
-    return commit, files
-
-
-def files_to_download(files: Sequence[HubFile]) -> list[HubFile]:
-    """Select the files that a server reads."""
-    weights = served_weights(file.name for file in files if fnmatch(file.name, WEIGHT_FILES) and "/" not in file.name)
-    return [
-        file
-        for file in files
-        if file.name in weights
-        or _IN_FOLDERS.fullmatch(file.name)
-        or any(fnmatch(file.name, name) for name in CONFIG_FILES)
-    ]
+    def rate_limit_seconds(self, error: Exception) -> float:
+        return rate_limit_seconds(error)

@@ -1,17 +1,18 @@
-"""Resolve the name of a model to a directory: a local one, or a snapshot from the Hugging Face Hub."""
+"""Resolve the name of a model to a directory: a local one, or a snapshot from the Hugging Face Hub or a bucket."""
 
 from __future__ import annotations
 
 import errno
-import re
 from pathlib import Path
 from typing import Final
 
 from minisgl.errors import HubError
-from minisgl.hub.repository import CONFIG_FILES, WEIGHT_FILES, offline
+from minisgl.hub.files import CONFIG_FILES, WEIGHT_FILES
+from minisgl.hub.places import is_hub_id, is_in_bucket, origin
+from minisgl.hub.repository import offline
+from minisgl.hub.snapshots import snapshot
 from minisgl.models.checkpoint import SERVED_WEIGHTS
 
-_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SUBFOLDERS: Final = tuple(f"{folder}/*.{kind}" for folder in ("[!0-9]*", "?[!_]*") for kind in ("json", "safetensors"))
 """Everything in subfolders but chat templates, and what sentence-transformers has behind a model (`1_Pooling`)."""
 _DENSE_WEIGHTS: Final = "[0-9]_*/model.safetensors"
@@ -19,18 +20,17 @@ _DENSE_WEIGHTS: Final = "[0-9]_*/model.safetensors"
 _CACHE_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
-def is_hub_id(model: str) -> bool:
-    """Whether a name that is no directory has the form of a Hub id, `owner/name`."""
-    return _HUB_ID.fullmatch(model) is not None
-
-
 def resolve(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
     """Directory of `model`, which is downloaded first if it is a Hub id (`owner/name`), with the token of HF_TOKEN or
-    `hf auth login`, into the Hub's cache at HF_HOME.
+    `hf auth login`, or in a bucket (`s3://BUCKET/PREFIX`), into the cache at HF_HOME.
 
-    HF_HUB_OFFLINE restricts it to that cache. Raises HubError `model_not_found`, `model_access_denied`,
-    `hub_unreachable`, `hub_offline` or `cache_not_writable`.
+    HF_HUB_OFFLINE restricts a Hub id to that cache. Raises HubError `model_not_found`, `model_access_denied`,
+    `hub_unreachable`, `hub_offline` or `cache_not_writable`, and for a bucket what `snapshot` raises.
     """
+    if is_in_bucket(model):
+        # Checked before the cache is asked.
+        origin(model, revision)
+        return snapshot(model, with_weights=with_weights)
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -41,7 +41,8 @@ def resolve(model: str, revision: str | None = None, *, with_weights: bool = Tru
     if not is_hub_id(model):
         raise HubError(
             "model_not_found",
-            f"{model!r} is neither a directory nor a Hugging Face Hub id, which has the form owner/name",
+            f"{model!r} is neither a directory nor a Hugging Face Hub id, which has the form owner/name, nor "
+            "s3://BUCKET/PREFIX",
         )
     return _download(model, revision, with_weights)
 

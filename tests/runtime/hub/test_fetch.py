@@ -24,7 +24,9 @@ from minisgl.cli.main import main
 from minisgl.errors import HubError
 from minisgl.hub import fetch as model_fetch
 from minisgl.hub.fetch import fetch
-from minisgl.hub.repository import FetchError, HubFile, Source, files_to_download, list_checkpoint
+from minisgl.hub.fetch_error import FetchError
+from minisgl.hub.files import RemoteFile, files_to_download
+from minisgl.hub.repository import Source
 from minisgl.wire.status import FetchStatus
 from support.launcher.ports import free_port
 
@@ -153,7 +155,7 @@ def test_no_file_is_written_outside_of_the_checkpoint(hub: FakeHub, tmp_path: Pa
     (checkpoint.parent / "outside.jinja").write_text("{{ tools }}")
     hub.repositories[REPOSITORY] = HostileRepository(checkpoint)
     endpoint: str = hub.url  # type: ignore[attr-defined]
-    _, files = list_checkpoint(Source(repository=REPOSITORY, revision="main", endpoint=endpoint))
+    _, files = Source(repository=REPOSITORY, revision="main", endpoint=endpoint).listing()
     assert {Path(file.name).parent for file in files} == {Path()}
 
 
@@ -334,8 +336,8 @@ def test_two_concurrent_fetches_download_once(
 
 
 def test_weights_in_a_second_format_are_not_downloaded() -> None:
-    def file(name: str) -> HubFile:
-        return HubFile(name=name, size=1, digest="", is_large=True)
+    def file(name: str) -> RemoteFile:
+        return RemoteFile(name=name, size=1, digest="", is_large=True)
 
     own = [file("consolidated.safetensors"), file("config.json"), file("pytorch_model.bin")]
     assert [one.name for one in files_to_download(own)] == ["consolidated.safetensors", "config.json"]

@@ -22,8 +22,9 @@ from minisgl.cli.main import main
 from minisgl.hub import fetch as model_fetch
 from minisgl.hub import neighbours as model_neighbours
 from minisgl.hub.fetch import fetch
+from minisgl.hub.fetch_error import FetchError
 from minisgl.hub.neighbours import FetchRecord, Neighbours, make_room, read_record, reclaimable_bytes, try_lock
-from minisgl.hub.repository import FetchError, Source
+from minisgl.hub.repository import Source
 from minisgl.wire.status import FetchStatus
 
 OLD, NEW = "org/old", "org/new"

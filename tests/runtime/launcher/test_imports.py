@@ -25,7 +25,7 @@ _FAST = {
     "minisgl.cli.main": ("torch", "transformers", "fastapi"),
     "minisgl.hub.check": ("torch", "transformers", "fastapi", "huggingface_hub"),
     "minisgl.hub.fetch": ("torch", "transformers", "fastapi", "huggingface_hub"),
-    "minisgl.hub.resolve": ("torch", "transformers", "fastapi", "huggingface_hub"),
+    "minisgl.hub.resolve": ("torch", "transformers", "fastapi", "huggingface_hub", "boto3", "botocore"),
     "minisgl.offline": ("torch", "transformers", "fastapi"),
 }
 
