@@ -139,7 +139,7 @@ fsGroup: 65532
 {{- with .Values.defaults.storageClassName -}}
 {{- $_ := set $defaults "storageClassName" . -}}
 {{- end -}}
-{{- range $section := list "hub" "proxy" "networkPolicy" "route" -}}
+{{- range $section := list "hub" "s3" "proxy" "networkPolicy" "route" -}}
 {{- $fields := dict -}}
 {{- range $field, $value := get $.Values.defaults $section -}}
 {{- /* A Secret or ConfigMap without a name is none. */ -}}

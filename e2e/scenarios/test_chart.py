@@ -24,6 +24,7 @@ SAMPLES = installation.ROOT / "manifests/samples"
 EXPECTED = {
     "model.yaml": ("qwen3", "Scheduled", "NoStorageClass"),
     "hub-private.yaml": ("llama", "Scheduled", "NoStorageClass"),
+    "s3.yaml": ("qwen3-s3", "Scheduled", "NoStorageClass"),
     "pvc-replicas.yaml": ("qwen3-32b", "Scheduled", "InsufficientGPU"),
     "cpu-two-pods.yaml": ("demo", "Ready", "Ready"),
     "autoscaling.yaml": ("qwen3-8b", "Scheduled", "NoStorageClass"),
@@ -81,6 +82,8 @@ def test_helm_test_and_the_commands_of_the_release_notes_get_answers_of_a_model(
 def test_each_sample_reaches_its_expected_condition(namespace: Namespace, client: ClientPod) -> None:
     assert {sample.name for sample in SAMPLES.iterdir()} == set(EXPECTED) | NOT_APPLIED
     namespace.kubectl("create", "secret", "generic", "hub", "--from-literal=token=hf_x")
+    keys = ("--from-literal=AWS_ACCESS_KEY_ID=a", "--from-literal=AWS_SECRET_ACCESS_KEY=b")
+    namespace.kubectl("create", "secret", "generic", "minio", *keys)
     namespace.kubectl("create", "secret", "generic", "api-keys", "--from-literal=keys=sk-one-of-ours")
     for name in EXPECTED:
         namespace.kubectl("apply", "-f", str(SAMPLES / name))

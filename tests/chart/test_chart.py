@@ -372,6 +372,8 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"frontend": {"runtimeClassName": "a"}}}, "runtimeClassName"),
         ({"defaults": {"frontend": {"annotations": {"serving.minisgl.io/a": ""}}}}, "annotations"),
         ({"defaults": {"hub": {"endpoint": "hub.example.com"}}}, "hub/endpoint"),
+        ({"defaults": {"s3": {"endpoint": "minio:9000"}}}, "s3/endpoint"),
+        ({"defaults": {"s3": {"secret": "minio"}}}, "s3"),
         ({"defaults": {"hub": {"tokenSecret": {"names": "a"}}}}, "hub/tokenSecret"),
         ({"defaults": {"route": {"parentRefs": [{"namespace": "a"}]}}}, "route/parentRefs/0"),
         ({"defaults": {"proxy": {"ftp": "a"}}}, "proxy"),

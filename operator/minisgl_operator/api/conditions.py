@@ -49,6 +49,7 @@ class Reason(StrEnum):
     RATE_LIMITED = "RateLimited"
     NO_SPACE = "NoSpace"
     HUB_UNREACHABLE = "HubUnreachable"
+    S3_UNREACHABLE = "S3Unreachable"
     FETCH_FAILED = "FetchFailed"
 
     SCHEDULED = "Scheduled"

@@ -73,7 +73,18 @@ class HubDefaults(ApiModel):
     token_secret: TokenSecretReference | None = None
     """Secret with a Hub token; a namespace without it fetches without a token."""
     ca_config_map: CaConfigMap | None = None
-    """Certificates of authorities that are trusted instead of those in the image."""
+    """Certificates of authorities that are trusted instead of those in the image, also for buckets."""
+
+
+class S3Defaults(ApiModel):
+    """Object store of models that name no endpoint of their own."""
+
+    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s]+$")
+    """URL of the store; default: Amazon S3."""
+    region: str | None = Field(default=None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9-]+$")
+    """Region of its buckets."""
+    secret_name: ObjectName | None = None
+    """Secret with credentials, as source.s3.secretName; a namespace without it fetches with what the cloud gives."""
 
 
 class ProxyDefaults(ApiModel):
@@ -134,6 +145,8 @@ class ModelDefaults(ApiModel):
     """Defaults for fetch pods."""
     hub: HubDefaults = HubDefaults()
     """How fetch pods reach the Hub."""
+    s3: S3Defaults = S3Defaults()
+    """Object store of models that name no endpoint of their own."""
     proxy: ProxyDefaults = ProxyDefaults()
     """Proxies of fetch pods."""
     network_policy: NetworkPolicyDefaults = NetworkPolicyDefaults()

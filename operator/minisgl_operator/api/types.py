@@ -145,6 +145,20 @@ class HuggingFaceSource(ApiModel):
     """URL of a mirror of the Hub; default: https://huggingface.co."""
 
 
+class S3Source(ApiModel):
+    """A folder of a bucket in Amazon S3, or in a store with its protocol."""
+
+    uri: str = Field(min_length=7, max_length=1100, pattern=r"^s3://[A-Za-z0-9][A-Za-z0-9._-]{1,254}(/[^\s]*)?$")
+    """The folder as s3://BUCKET/PREFIX. It is fetched once, so give a new version of the model another prefix."""
+    secret_name: ObjectName | None = None
+    """Name of a Secret with the keys AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, optionally, AWS_SESSION_TOKEN. Only
+    the fetch pod gets it. Default: what the cloud gives the account in serviceAccountName."""
+    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s]+$")
+    """URL of the store; default: Amazon S3."""
+    region: str | None = Field(default=None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9-]+$")
+    """Region of the bucket; default: us-east-1, from where Amazon S3 leads to the bucket's own."""
+
+
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadOnlyMany"]
 
 
@@ -180,6 +194,8 @@ class ModelSource(ApiModel):
 
     hugging_face: HuggingFaceSource | None = None
     """A repository on the Hugging Face Hub, fetched once onto a PersistentVolumeClaim."""
+    s3: S3Source | None = None
+    """A folder of a bucket, fetched once onto a PersistentVolumeClaim."""
     pvc: ClaimSource | None = None
     """A directory on a PersistentVolumeClaim."""
     image: ImageSource | None = None
@@ -187,15 +203,21 @@ class ModelSource(ApiModel):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="[has(self.huggingFace), has(self.pvc), has(self.image)].filter(present, present).size() == 1",
-            message="set exactly one of huggingFace, pvc and image",
-            holds=lambda source: [source.hugging_face, source.pvc, source.image].count(None) == 2,
+            cel="[has(self.huggingFace), has(self.s3), has(self.pvc), has(self.image)]"
+            ".filter(present, present).size() == 1",
+            message="set exactly one of huggingFace, s3, pvc and image",
+            holds=lambda source: [source.hugging_face, source.s3, source.pvc, source.image].count(None) == 3,
         ),
     )
 
+    @property
+    def is_remote(self) -> bool:
+        """True for a source outside of the cluster's volumes and images, which is copied onto a claim."""
+        return self.hugging_face is not None or self.s3 is not None
+
 
 class Cache(ApiModel):
-    """PersistentVolumeClaim for a model from the Hub."""
+    """PersistentVolumeClaim for a model from the Hub or from a bucket."""
 
     size: Quantity = "100Gi"
     """Size of the claim. It can be raised if the StorageClass has allowVolumeExpansion, and never lowered. A claim that
@@ -225,7 +247,11 @@ class Cache(ApiModel):
     )
 
 
-_STAYS_FROM_THE_HUB: Final = "has(self.source.huggingFace) && has(oldSelf.source.huggingFace)"
+def _is_remote(side: str) -> str:
+    return f"(has({side}.source.huggingFace) || has({side}.source.s3))"
+
+
+_STAYS_REMOTE: Final = f"{_is_remote('self')} && {_is_remote('oldSelf')}"
 
 
 def _in_cache(side: str, field: str, absent: str) -> str:
@@ -233,12 +259,12 @@ def _in_cache(side: str, field: str, absent: str) -> str:
 
 
 def _fixed_in_cache(field: str, absent: str, unless: str = "") -> Rule:
-    """Rule for a field of the claim, which is immutable as long as the source stays on the Hub. `unless`: CEL for a
+    """Rule for a field of the claim, which is immutable as long as the source has one. `unless`: CEL for a
     claim of the user's, which the field only describes."""
     now, before = (_in_cache(side, field, absent) for side in ("self", "oldSelf"))
     exception = f" || ({unless})" if unless else ""
     return Rule(
-        cel=f"!({_STAYS_FROM_THE_HUB}) || {now} == {before}{exception}",
+        cel=f"!({_STAYS_REMOTE}) || {now} == {before}{exception}",
         message=f"cache.{field} cannot be changed, as the claim exists: restore it, or delete the InferenceModel and "
         "create it again",
     )
@@ -248,7 +274,7 @@ def _cannot_shrink() -> Rule:
     """Rule for the size of the claim: Kubernetes cannot shrink claims."""
     now, before = (f"quantity(string({_in_cache(side, 'size', '100Gi')}))" for side in ("self", "oldSelf"))
     return Rule(
-        cel=f"!({_STAYS_FROM_THE_HUB}) || {now}.compareTo({before}) >= 0",
+        cel=f"!({_STAYS_REMOTE}) || {now}.compareTo({before}) >= 0",
         message="cache.size cannot shrink, as the claim exists: restore it, or delete the InferenceModel and create "
         "it again",
     )
@@ -258,7 +284,7 @@ class ModelSpec(ApiModel):
     """The served model and its names."""
 
     source: ModelSource
-    """Source of the model: exactly one of huggingFace, pvc and image."""
+    """Source of the model: exactly one of huggingFace, s3, pvc and image."""
     served_names: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$")], ...],
         Field(max_length=8),
@@ -271,15 +297,16 @@ class ModelSpec(ApiModel):
     max_model_len: Integer | None = Field(default=None, ge=2, le=100_000_000)
     """Maximum length of prompt and answer together, in tokens; default: that of the model's configuration."""
     cache: Cache | None = None
-    """PersistentVolumeClaim for a model from the Hub; default: 100Gi of the cluster's default StorageClass,
-    ReadWriteMany."""
+    """PersistentVolumeClaim for a model from the Hub or from a bucket; default: 100Gi of the cluster's default
+    StorageClass, ReadWriteMany."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
-            cel="!has(self.cache) || has(self.source.huggingFace)",
-            message="cache goes with source.huggingFace only: remove cache; pvc and image are mounted directly",
+            cel=f"!has(self.cache) || {_is_remote('self')}",
+            message="cache goes with source.huggingFace and source.s3 only: remove cache; pvc and image are mounted "
+            "directly",
             field=".cache",
-            holds=lambda model: model.cache is None or model.source.hugging_face is not None,
+            holds=lambda model: model.cache is None or model.source.is_remote,
         ),
         _cannot_shrink(),
         _fixed_in_cache("storageClassName", ""),
@@ -288,9 +315,9 @@ class ModelSpec(ApiModel):
     )
 
     @property
-    def hub_cache(self) -> Cache:
-        """The cache of a model from the Hub, with all defaults if the spec has none."""
-        assert self.source.hugging_face is not None
+    def fetch_cache(self) -> Cache:
+        """The cache of a model that is fetched, with all defaults if the spec has none."""
+        assert self.source.is_remote
         return self.cache or Cache()
 
 
@@ -516,7 +543,8 @@ class FrontendSpec(PodSettings):
 
 
 class FetchSpec(ApiModel):
-    """Pod that fetches a model from the Hub. Its image and its place follow from frontend and engine."""
+    """Pod that fetches a model from the Hub or from a bucket. Its image and its place follow from frontend and
+    engine."""
 
     resources: Resources = Resources()
     """CPU and memory of the container; default: requests of 100m and 512Mi."""
@@ -640,7 +668,7 @@ class InferenceModelSpec(ApiModel):
     frontend: FrontendSpec = FrontendSpec()
     """Pods that serve the OpenAI API."""
     fetch: FetchSpec = FetchSpec()
-    """Pod that fetches a model from the Hub."""
+    """Pod that fetches a model from the Hub or from a bucket."""
     service_account_name: ObjectName | None = None
     """ServiceAccount of engine and fetch pods, such as one that a cloud gives access to storage (workload identity). It
     must exist in the namespace. Default: accounts without any rights that the operator creates."""

@@ -132,6 +132,8 @@ class Facts:
         source = self.model.spec.model.source
         if source.hugging_face is not None:
             return f"{source.hugging_face.repo}@{source.hugging_face.revision}"
+        if source.s3 is not None:
+            return source.s3.uri
         if source.pvc is not None:
             return f"{source.pvc.claim_name}/{source.pvc.path}".rstrip("/")
         assert source.image is not None

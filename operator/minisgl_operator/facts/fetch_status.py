@@ -1,4 +1,4 @@
-"""Progress of a fetch from the Hub, from its Job, its pod and the pod's report; and whether the model is cached."""
+"""Progress of a fetch, from its Job, its pod and the pod's report; and whether the model is cached."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def refetch_needed(model: InferenceModel, observed: Observed, job: Manifest) -> 
 def _pvc_recreated_since(model: InferenceModel, observed: Observed, since: str) -> bool:
     """True if the cache's PVC was created after `since`. The contents of a PVC named in the spec are the user's."""
     pvc = observed.child("PersistentVolumeClaim", names.cache(model.name))
-    if model.spec.model.hub_cache.claim_name is not None or pvc is None:
+    if model.spec.model.fetch_cache.claim_name is not None or pvc is None:
         return False
     return parse_time(pvc["metadata"]["creationTimestamp"]) > parse_time(since)
 

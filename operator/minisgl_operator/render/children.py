@@ -66,7 +66,7 @@ def _render(
     fetched = model_files.is_fetched(model)
     for name, component in ((names.engine(model.name), names.ENGINE), (names.frontend(model.name), names.FRONTEND)):
         yield child(model, "v1", "ServiceAccount", name, component, {"automountServiceAccountToken": False})
-    if fetched and model.spec.model.hub_cache.claim_name is None:
+    if fetched and model.spec.model.fetch_cache.claim_name is None:
         yield storage.claim(model, defaults)
     if model.spec.network_policy.enabled:
         yield network.engine_policy(model, defaults)

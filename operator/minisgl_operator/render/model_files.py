@@ -1,4 +1,4 @@
-"""Location of the model's files, for the three kinds of source."""
+"""Location of the model's files, for all kinds of source."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _HUB: Final = "https://huggingface.co"
 
 
 def cache_key(model: InferenceModel) -> str | None:
-    """Name of the model's directory on its cache; None for a source that is not on the Hub."""
-    hub = model.spec.model.source.hugging_face
-    return None if hub is None else names.cache_key(hub.repo, hub.revision, hub.endpoint or _HUB)
+    """Name of the model's directory on its cache; None for a source that is mounted itself."""
+    hub, s3 = model.spec.model.source.hugging_face, model.spec.model.source.s3
+    if hub is not None:
+        return names.cache_key(hub.repo, hub.revision, hub.endpoint or _HUB)
+    return None if s3 is None else names.cache_key(s3.uri.rstrip("/"), "", s3.endpoint or "")
 
 
 def is_fetched(model: InferenceModel) -> bool:
@@ -24,17 +26,17 @@ def is_fetched(model: InferenceModel) -> bool:
 
 
 def _filled_beforehand(model: InferenceModel) -> bool:
-    return model.spec.model.hub_cache.access_mode == "ReadOnlyMany"
+    return model.spec.model.fetch_cache.access_mode == "ReadOnlyMany"
 
 
 def cache_claim(model: InferenceModel) -> str:
-    return model.spec.model.hub_cache.claim_name or names.cache(model.name)
+    return model.spec.model.fetch_cache.claim_name or names.cache(model.name)
 
 
 def directory(model: InferenceModel) -> str:
     """Path of the model's directory in engine pods."""
     source = model.spec.model.source
-    if source.hugging_face is not None:
+    if source.is_remote:
         return f"{MODELS_DIRECTORY}/{cache_key(model)}"
     below = source.pvc or source.image
     assert below is not None
@@ -44,7 +46,7 @@ def directory(model: InferenceModel) -> str:
 def volume(model: InferenceModel) -> dict[str, Any]:
     """Volume with the model; engine pods mount it read-only."""
     source = model.spec.model.source
-    if source.hugging_face is not None:
+    if source.is_remote:
         # Read-only in the mount and not in the volume: several storage drivers refuse a volume that is attached
         # read-write for the fetch and read-only for an engine on the same node.
         read_only = {"readOnly": True} if _filled_beforehand(model) else {}

@@ -8,7 +8,7 @@ from typing import Any, Final
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import hub_access, names, traces
+from minisgl_operator.render import names, remote_access, traces
 from minisgl_operator.render.child import child
 from minisgl_operator.render.pods import policy_ports
 from minisgl_operator.render.route import gateway_namespaces
@@ -19,6 +19,11 @@ _DNS: Final = {
     "ports": [{"port": port, "protocol": protocol} for port in (53, 5353) for protocol in ("UDP", "TCP")],
 }
 _HTTPS: Final = {"port": 443, "protocol": "TCP"}
+# Agent on the node with the credentials of EKS Pod Identity. Those of the node, at 169.254.169.254, stay out of reach.
+_POD_IDENTITY: Final = {
+    "to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}, {"ipBlock": {"cidr": "fd00:ec2::23/128"}}],
+    "ports": [{"port": 80, "protocol": "TCP"}],
+}
 
 
 def _tcp(*ports: int) -> list[dict[str, Any]]:
@@ -67,7 +72,9 @@ def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     egress: list[dict[str, Any]] = [_DNS, {"ports": [_HTTPS]}]
-    if hub_access.may_use_any_port(model, defaults):
+    if remote_access.may_use_pod_identity(model, defaults):
+        egress.append(_POD_IDENTITY)
+    if remote_access.may_use_any_port(model, defaults):
         egress = [{}]
     return _policy(model, defaults, names.FETCH, [], egress)
 

@@ -26,7 +26,7 @@ class Pruning(msgspec.Struct, frozen=True):
 def pruning(model: InferenceModel, in_use: Collection[str], *, others_obsolete: bool) -> Pruning | None:
     """None for a claim that the user named or retains: nothing is removed from it. `others_obsolete`: fetched
     directories that are not in use may be removed, not only partial downloads."""
-    cache = model.spec.model.hub_cache
+    cache = model.spec.model.fetch_cache
     if cache.claim_name is not None or cache.retain:
         return None
     return Pruning("unused" if others_obsolete else "partial", tuple(sorted(in_use)))

@@ -15,8 +15,8 @@ _NODE_NAME_LABEL: Final = "kubernetes.io/hostname"
 def claim(model: InferenceModel) -> str | None:
     """Name of the claim that holds the fetch pod and the engines on one node; None if they may be on several."""
     source = model.spec.model.source
-    if source.hugging_face is not None:
-        return model_files.cache_claim(model) if model.spec.model.hub_cache.access_mode == "ReadWriteOnce" else None
+    if source.is_remote:
+        return model_files.cache_claim(model) if model.spec.model.fetch_cache.access_mode == "ReadWriteOnce" else None
     if source.pvc is not None and source.pvc.access_mode == "ReadWriteOnce":
         return source.pvc.claim_name
     return None

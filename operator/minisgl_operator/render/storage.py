@@ -1,4 +1,4 @@
-"""PVC of a model from the Hub, and the fetch Job, whose pod is the only one with the Hub token."""
+"""PVC of a model from the Hub or a bucket, and the fetch Job, whose pod is the only one with the credentials."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from minisgl.wire.status import CONTROL_PORT
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import hub_access, model_files, names, pods, single_node, templates
+from minisgl_operator.render import model_files, names, pods, remote_access, single_node, templates
 from minisgl_operator.render.child import child
 from minisgl_operator.render.quantity import amount, canonical
 
@@ -21,7 +21,7 @@ _LEAST_REQUESTS: Final = {"cpu": "100m", "memory": "512Mi"}
 
 def claim(model: InferenceModel, defaults: Defaults) -> Manifest:
     """The PVC; with `retain` it has no owner, so that it outlives the model."""
-    cache = model.spec.model.hub_cache
+    cache = model.spec.model.fetch_cache
     spec: dict[str, Any] = {
         "accessModes": [cache.access_mode],
         "resources": {"requests": {"storage": canonical(cache.size)}},
@@ -43,7 +43,7 @@ def adjusted(model: InferenceModel, claim: Manifest, live: Manifest) -> Manifest
     bound = (live.get("status") or {}).get("phase") == "Bound"
     size = requested if bound and amount(requested) > amount(current) else current
     spec = {**claim["spec"], "resources": {"requests": {"storage": canonical(size)}}}
-    if model.spec.model.hub_cache.storage_class_name is None and "storageClassName" in live["spec"]:
+    if model.spec.model.fetch_cache.storage_class_name is None and "storageClassName" in live["spec"]:
         spec["storageClassName"] = live["spec"]["storageClassName"]
     return {**claim, "spec": spec}
 
@@ -79,22 +79,18 @@ def fetch_job(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 
 def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
-    hub = model.spec.model.source.hugging_face
-    assert hub is not None
     cache = model_files.volume(model)
     variables: list[dict[str, Any]] = [
         *pods.IDENTITY,
         {"name": "HF_HOME", "value": f"{pods.RUN_DIRECTORY}/huggingface"},
-        *hub_access.variables(model, defaults),
+        *remote_access.variables(model, defaults),
     ]
-    endpoint = hub_access.endpoint(model, defaults)
     container = {
         "name": names.FETCH,
         **pods.image(model.spec.frontend, defaults.frontend_image, defaults),
         "args": [
-            *("models", "fetch", hub.repo, model_files.directory(model)),
-            *("--revision", hub.revision),
-            *(() if endpoint is None else ("--endpoint", endpoint)),
+            *("models", "fetch"),
+            *remote_access.arguments(model, model_files.directory(model), defaults),
             *("--owner", model.name),
             "--share-files",
             *("--control-port", str(CONTROL_PORT)),
@@ -109,11 +105,11 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
             pods.mount(cache, model_files.MODELS_DIRECTORY),
             pods.RUN_MOUNT,
             pods.TMP_MOUNT,
-            *hub_access.mounts(defaults),
+            *remote_access.mounts(defaults),
         ],
     }
     account = model.spec.service_account_name or names.frontend(model.name)
-    volumes = [cache, pods.RUN, pods.TMP, *hub_access.volumes(defaults)]
+    volumes = [cache, pods.RUN, pods.TMP, *remote_access.volumes(defaults)]
     spec = pods.pod_spec(account, container, volumes, defaults)
     spec["restartPolicy"] = "Never"
     return spec | _scheduling(model, defaults)

@@ -17,7 +17,21 @@ from minisgl_operator.render.quantity import amount
 from minisgl_operator.status.condition import Condition, older_image
 from minisgl_operator.status.ending_pods import ending_pod
 
-_FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
+_Remedies = Mapping[str, tuple[Reason, str]]
+
+_POD_REMEDIES: Final[_Remedies] = {
+    "NoSpace": (
+        Reason.NO_SPACE,
+        "The PersistentVolumeClaim of the cache is full: raise spec.model.cache.size, which expands it if its "
+        "StorageClass allows that, or free space on it.",
+    ),
+    "OutOfMemory": (
+        Reason.OUT_OF_MEMORY,
+        "Raise spec.fetch.resources.limits.memory, or the default of a LimitRange that sets it.",
+    ),
+}
+_HUB_REMEDIES: Final[_Remedies] = {
+    **_POD_REMEDIES,
     "AuthRequired": (
         Reason.AUTH_REQUIRED,
         "The Hub requires a token with access to it: accept the licence on the model's page, and name a Secret with a "
@@ -33,18 +47,31 @@ _FETCH_REMEDIES: Final[Mapping[str, tuple[Reason, str]]] = {
         "The Hub limits the request rate (429): the fetch continues automatically; a token in tokenSecretRef raises "
         "the limit.",
     ),
-    "NoSpace": (
-        Reason.NO_SPACE,
-        "The PersistentVolumeClaim of the cache is full: raise spec.model.cache.size, which expands it if its "
-        "StorageClass allows that, or free space on it.",
-    ),
-    "OutOfMemory": (
-        Reason.OUT_OF_MEMORY,
-        "Raise spec.fetch.resources.limits.memory, or the default of a LimitRange that sets it.",
-    ),
     "Unreachable": (
         Reason.HUB_UNREACHABLE,
         "The Hub does not answer: check spec.model.source.huggingFace.endpoint and whether pods can reach it.",
+    ),
+}
+_S3_REMEDIES: Final[_Remedies] = {
+    **_POD_REMEDIES,
+    "AuthRequired": (
+        Reason.AUTH_REQUIRED,
+        "The object store requires credentials that may list the bucket and read its objects: name a Secret with "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY in spec.model.source.s3.secretName, or an account to which the "
+        "cloud gives access in spec.serviceAccountName.",
+    ),
+    "NotFound": (
+        Reason.NOT_FOUND,
+        "The bucket or the folder does not exist, or the folder has no checkpoint that can be served: correct "
+        "spec.model.source.s3, or upload what is missing.",
+    ),
+    "RateLimited": (
+        Reason.RATE_LIMITED,
+        "The object store limits the request rate: the fetch continues automatically.",
+    ),
+    "Unreachable": (
+        Reason.S3_UNREACHABLE,
+        "The object store does not answer: check spec.model.source.s3.endpoint and whether pods can reach it.",
     ),
 }
 
@@ -93,7 +120,8 @@ def _without_fetch(facts: Facts) -> str:
 
 def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
     cause = f" ({quote(fetch.message)})" if fetch.message else ""
-    reason, remedy = _FETCH_REMEDIES.get(fetch.reason, (Reason.FETCH_FAILED, "See the log of the fetch pod."))
+    remedies = _HUB_REMEDIES if facts.model.spec.model.source.s3 is None else _S3_REMEDIES
+    reason, remedy = remedies.get(fetch.reason, (Reason.FETCH_FAILED, "See the log of the fetch pod."))
     if fetch.reason == "NoSpace" and fetch.needed_bytes:
         cause, remedy = "", _too_small(facts, fetch)
     if fetch.unknown_flags:
@@ -109,7 +137,7 @@ def _fetch_failed(facts: Facts, fetch: FetchStatus) -> Condition:
 
 def _too_small(facts: Facts, fetch: FetchStatus) -> str:
     """Bytes that are missing before a download, and the size to set."""
-    claim, cache = model_files.cache_claim(facts.model), facts.model.spec.model.hub_cache
+    claim, cache = model_files.cache_claim(facts.model), facts.model.spec.model.fetch_cache
     missing = (
         f"The download needs {_size(fetch.needed_bytes)}, and {_size(fetch.free_bytes)} are free on "
         f'PersistentVolumeClaim "{claim}"'

@@ -146,7 +146,7 @@ def _message(facts: Facts, failure: PodFailure) -> str:
             return (
                 f'PersistentVolumeClaim "{failure.subject}" gets no volume: {failure.message}. Delete the '
                 "InferenceModel and create it again with spec.model.cache.storageClassName set to one that "
-                f"`kubectl get storageclass` lists and that offers {facts.model.spec.model.hub_cache.access_mode}, "
+                f"`kubectl get storageclass` lists and that offers {facts.model.spec.model.fetch_cache.access_mode}, "
                 "or create a PersistentVolume for the claim."
             )
         case Reason.CLAIM_LOST:
@@ -243,7 +243,7 @@ def _access_mode(model: ModelSpec) -> str:
     if model.source.pvc is not None:
         return "spec.model.source.pvc.accessMode" if model.source.pvc.access_mode != "ReadWriteOnce" else ""
     cache = model.cache
-    if model.source.hugging_face is None or cache is None or cache.claim_name is None:
+    if not model.source.is_remote or cache is None or cache.claim_name is None:
         return ""
     return "spec.model.cache.accessMode" if cache.access_mode != "ReadWriteOnce" else ""
 

@@ -19,6 +19,7 @@ _AWAITED: Final = frozenset(
         Reason.CONFLICT,
         Reason.FORBIDDEN,
         Reason.HUB_UNREACHABLE,
+        Reason.S3_UNREACHABLE,
         Reason.WEBHOOK_UNAVAILABLE,
     }
 )

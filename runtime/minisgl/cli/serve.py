@@ -113,6 +113,7 @@ def _take_manifest(args: argparse.Namespace, sources: dict[str, str]) -> tuple[s
         write_stderr(f"minisgl: warning: {args.file}: {warning}")
     if args.model is None:
         args.settings.usage_error(
-            f"{args.file}: its model is not on the Hub; give its directory: minisgl serve DIR -f FILE"
+            f"{args.file}: its model is neither on the Hub nor in a bucket; give its directory: minisgl serve DIR "
+            "-f FILE"
         )
     return () if named_elsewhere else tuple(manifest.other_names)

@@ -24,6 +24,7 @@ _MAX_FILE_BYTES: Final = 1 << 20
 
 SETTINGS: Final[Mapping[str, tuple[str, type]]] = {
     "model.source.huggingFace.repo": ("model", str),
+    "model.source.s3.uri": ("model", str),
     "model.source.huggingFace.revision": ("revision", str),
     "task": ("task", str),
     "model.dtype": ("dtype", str),
@@ -40,12 +41,16 @@ SETTINGS: Final[Mapping[str, tuple[str, type]]] = {
 }
 """Fields with the flag of `serve` that means the same, and the type of the value."""
 SPECIAL_FIELDS: Final = frozenset(
-    {"model.servedNames", "model.source.huggingFace.endpoint", "engine.args", "engine.env.name", "engine.env.value"}
+    {
+        *("model.servedNames", "model.source.huggingFace.endpoint", "model.source.s3.endpoint"),
+        *("model.source.s3.region", "engine.args", "engine.env.name", "engine.env.value"),
+    }
 )
 """Fields with a meaning that is not one flag; see `_apply_special`."""
 _NO_PODS: Final = "one machine has no pods"
 CLUSTER_ONLY: Final[Mapping[str, str]] = {
     "model.source.huggingFace.tokenSecretRef": "set HF_TOKEN",
+    "model.source.s3.secretName": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "model.source.pvc": "give the model's directory: minisgl serve DIR -f FILE",
     "model.source.image": "give the model's directory: minisgl serve DIR -f FILE",
     "model.cache": "set HF_HOME to the directory for downloads",
@@ -184,6 +189,10 @@ def _apply_special(field: str, value: Any, manifest: Manifest, without_effect: d
             manifest.other_names.extend(names[1:])
         case "model.source.huggingFace.endpoint":
             manifest.environment["HF_ENDPOINT"] = _expect(value, str, where)
+        case "model.source.s3.endpoint":
+            manifest.environment["AWS_ENDPOINT_URL_S3"] = _expect(value, str, where)
+        case "model.source.s3.region":
+            manifest.environment["AWS_DEFAULT_REGION"] = _expect(value, str, where)
         case "engine.args":
             manifest.settings.update((flag, (flag_value, where)) for flag, flag_value in _engine_flags(value, where))
         case _:

@@ -78,7 +78,7 @@ def test_number_of_pods_of_a_replica(parallelism: dict[str, Any], pods: int, ran
 def test_a_hub_model_without_cache_has_the_default_cache() -> None:
     model = InferenceModel.parse(smallest(model=hub())).spec.model
     assert model.cache is None
-    assert (model.hub_cache.size, model.hub_cache.access_mode) == ("100Gi", "ReadWriteMany")
+    assert (model.fetch_cache.size, model.fetch_cache.access_mode) == ("100Gi", "ReadWriteMany")
 
 
 def test_a_manifest_contains_exactly_the_set_fields() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from minisgl_operator.api.defaults import ModelDefaults
-from minisgl_operator.api.types import InvalidSpec
+from minisgl_operator.api.types import InferenceModel, InvalidSpec
 from minisgl_operator.render import names, render, revision, storage
 from support.cluster.inference_models import CLAIM, DEFAULTS, HUB, inference_model
 
@@ -282,8 +282,11 @@ def test_additions_to_other_pods_restart_no_engine(part: str) -> None:
 
 def fetch(models: dict[str, Any], spec: dict[str, Any] | None = None, **source: Any) -> dict[str, Any]:
     """Pod of the fetch Job, with its variables by name as `env`."""
+    return fetch_pod(models, inference_model(spec, source={"huggingFace": HUB["huggingFace"] | source}))
+
+
+def fetch_pod(models: dict[str, Any], model: InferenceModel) -> dict[str, Any]:
     defaults = replace(DEFAULTS, models=ModelDefaults.model_validate(models))
-    model = inference_model(spec, source={"huggingFace": HUB["huggingFace"] | source})
     [job] = [each for each in render(model, defaults) if each["kind"] == "Job"]
     pod = job["spec"]["template"]["spec"]
     env = {each["name"]: each.get("value", each.get("valueFrom")) for each in pod["containers"][0]["env"]}
@@ -332,11 +335,87 @@ def test_variables_of_the_model_come_before_those_of_the_cluster() -> None:
     assert len(names_of) == len(set(names_of))
 
 
-def policy(models: dict[str, Any], component: str, spec: dict[str, Any] | None = None) -> dict[str, Any]:
+STORE = {"endpoint": "https://minio", "region": "lab-1", "secretName": "minio"}
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+def fetch_s3(models: dict[str, Any], spec: dict[str, Any] | None = None, **source: Any) -> dict[str, Any]:
+    """As `fetch`, of a model in a bucket."""
+    return fetch_pod(models, inference_model(spec, source={"s3": {"uri": "s3://models/qwen3", **source}}))
+
+
+def keys(name: str, *optional: str) -> dict[str, Any]:
+    """Variables with the credentials of a Secret."""
+    references = {key: {"name": name, "key": key} | ({"optional": True} if key in optional else {}) for key in KEYS}
+    return {key: {"secretKeyRef": reference} for key, reference in references.items()}
+
+
+def credentials(pod: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in pod["env"].items() if name in KEYS}
+
+
+def test_the_store_of_the_cluster_is_for_models_without_one() -> None:
+    pod = fetch_s3({"s3": STORE})
+    assert pod["args"][2:6] == ["s3://models/qwen3", pod["args"][3], "--endpoint", "https://minio"]
+    assert pod["args"][3] == fetch_s3({})["args"][3], "the same directory of the cache"
+    assert pod["env"]["AWS_DEFAULT_REGION"] == "lab-1"
+    assert credentials(pod) == keys("minio", *KEYS), "not every namespace has the Secret"
+
+
+def test_a_model_s_own_keys_are_required_but_for_the_session() -> None:
+    pod = fetch_s3({"s3": STORE}, secretName="mine", region="lab-2")
+    assert credentials(pod) == keys("mine", "AWS_SESSION_TOKEN")
+    assert pod["env"]["AWS_DEFAULT_REGION"] == "lab-2"
+
+
+def test_another_store_does_not_get_the_keys_of_the_cluster_s() -> None:
+    pod = fetch_s3({"s3": STORE}, endpoint="https://elsewhere")
+    assert pod["args"][-1] != "https://minio" and "https://elsewhere" in pod["args"]
+    assert not credentials(pod)
+    assert "AWS_DEFAULT_REGION" not in pod["env"]
+    assert pod["args"][3] != fetch_s3({})["args"][3], "another bucket has another directory of the cache"
+
+
+def test_a_slash_at_the_end_is_the_same_folder_of_a_bucket() -> None:
+    assert fetch_s3({}, uri="s3://models/qwen3/")["args"][3] == fetch_s3({})["args"][3]
+
+
+def test_fetch_pods_trust_the_bundle_of_the_cluster_for_buckets_too() -> None:
+    models = {"hub": {"caConfigMap": {"name": "company-ca"}}, "proxy": {"https": "http://proxy:3128"}}
+    pod = fetch_s3(models)
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "minisgl-ca"]
+    assert pod["env"]["AWS_CA_BUNDLE"] == f"{mount['mountPath']}/bundle.pem"
+    assert pod["env"]["HTTPS_PROXY"] == "http://proxy:3128"
+    own = [{"name": "AWS_CA_BUNDLE", "value": "/own.pem"}, {"name": "AWS_ACCESS_KEY_ID", "value": "a"}]
+    changed = fetch_s3({**models, "s3": STORE}, {"fetch": {"env": own}})
+    assert (changed["env"]["AWS_CA_BUNDLE"], changed["env"]["AWS_ACCESS_KEY_ID"]) == ("/own.pem", "a")
+    names_of = [each["name"] for each in changed["containers"][0]["env"]]
+    assert len(names_of) == len(set(names_of))
+
+
+@pytest.mark.parametrize(("models", "source"), [({"s3": STORE}, {}), ({}, {"endpoint": "http://minio:9000"})])
+def test_a_fetch_from_a_store_of_the_cluster_may_use_any_port(models: dict[str, Any], source: dict[str, Any]) -> None:
+    in_bucket = {"s3": {"uri": "s3://models/qwen3", **source}}
+    assert policy(models, names.FETCH, source=in_bucket)["egress"] == [{}]
+
+
+def test_only_a_fetch_with_credentials_of_the_cloud_reaches_the_agent_that_has_them() -> None:
+    def reaches(source: dict[str, Any]) -> bool:
+        return "169.254.170.23/32" in str(policy({}, names.FETCH, source=source)["egress"])
+
+    assert reaches({"s3": {"uri": "s3://models/qwen3"}})
+    assert not reaches({"s3": {"uri": "s3://models/qwen3", "secretName": "keys"}})
+    assert not reaches(HUB)
+    assert "169.254.169.254" not in str(policy({}, names.FETCH, source={"s3": {"uri": "s3://models/qwen3"}}))
+
+
+def policy(
+    models: dict[str, Any], component: str, spec: dict[str, Any] | None = None, source: dict[str, Any] | None = None
+) -> dict[str, Any]:
     defaults = replace(DEFAULTS, models=ModelDefaults.model_validate(models))
     rendered = {
         each["metadata"]["name"]: each
-        for each in render(inference_model(spec), defaults)
+        for each in render(inference_model(spec, source=source), defaults)
         if each["kind"] == "NetworkPolicy"
     }
     return dict(rendered[f"qwen-{component}"]["spec"])

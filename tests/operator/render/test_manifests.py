@@ -52,7 +52,7 @@ def test_children_have_short_unique_names_labels_and_their_owner(model: Any) -> 
         assert metadata["namespace"] == model.metadata.namespace
         assert metadata["labels"][names.MODEL_LABEL] == model.name
         assert metadata["labels"][names.MANAGED_BY_LABEL] == names.MANAGED_BY
-        if manifest["kind"] == "PersistentVolumeClaim" and model.spec.model.hub_cache.retain:
+        if manifest["kind"] == "PersistentVolumeClaim" and model.spec.model.fetch_cache.retain:
             assert "ownerReferences" not in metadata
             assert names.INSTANCE_LABEL not in metadata["labels"], "Argo CD would prune it with this label"
         else:

@@ -426,6 +426,26 @@ def test_a_failed_fetch_that_retries_is_reported(said: str, reason: str, words: 
     assert scene.status()["phase"] == "Caching"
 
 
+FETCH_FROM_A_BUCKET = [
+    ("AuthRequired", "AuthRequired", "spec.model.source.s3.secretName"),
+    ("NotFound", "NotFound", "correct spec.model.source.s3"),
+    ("RateLimited", "RateLimited", "the fetch continues"),
+    ("NoSpace", "NoSpace", "spec.model.cache.size"),
+    ("Unreachable", "S3Unreachable", "spec.model.source.s3.endpoint"),
+    ("", "FetchFailed", "log of the fetch pod"),
+]
+
+
+@pytest.mark.parametrize(("said", "reason", "words"), FETCH_FROM_A_BUCKET)
+def test_a_failed_fetch_from_a_bucket_says_what_to_do_about_the_bucket(said: str, reason: str, words: str) -> None:
+    scene = Scene(source={"s3": {"uri": "s3://models/qwen3"}})
+    scene.fetch_pod({})
+    scene.reports["fetch-pod"] = {"kind": "fetch", "phase": "Failed", "reason": said, "message": "what the store said"}
+    expect(scene, "ModelCached", reason, "s3://models/qwen3", "(what the store said)", words, "retried automatically")
+    assert scene.status()["phase"] == "Caching"
+    assert "Hub" not in scene.conditions()["ModelCached"]["message"]
+
+
 NO_SPACE = {
     "kind": "fetch",
     "phase": "Failed",

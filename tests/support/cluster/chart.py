@@ -64,6 +64,7 @@ MATRIX: Final[dict[str, Object]] = {
             "imagePullSecrets": [{"name": "registry-of-models"}],
             "podIdentity": "Namespace",
             "storageClassName": "fast",
+            "s3": {"endpoint": "https://minio.example.com", "region": "lab-1", "secretName": "minio"},
             "hub": {
                 "endpoint": "https://hub.example.com",
                 "tokenSecret": {"name": "hub"},

@@ -77,6 +77,18 @@ _EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
             }
         },
     ),
+    "bucket-with-keys-and-endpoint": (
+        {},
+        {
+            "s3": {
+                "uri": "s3://models/meta-llama/Llama-3.3-70B-Instruct",
+                "secretName": "minio",
+                "endpoint": "http://minio.storage.svc:9000",
+                "region": "lab-1",
+            }
+        },
+    ),
+    "bucket-of-the-cloud": ({"serviceAccountName": "reads-models"}, {"s3": {"uri": "s3://models/qwen3"}}),
     "cache-of-a-class": (
         {
             "model": {"cache": {"size": "0.5Ti", "storageClassName": "fast", "accessMode": "ReadWriteOnce"}},

@@ -180,6 +180,15 @@ _RIGHT: Final = (
     Case("longest name", smallest("a" * 40)),
     Case("Network without gpusPerPod", smallest(parallelism={"tensor": 2, "interconnect": "Network"})),
     Case("all ranks in one pod", smallest(parallelism={"tensor": 2, "gpusPerPod": 2, "interconnect": "SharedPod"})),
+    Case(
+        "model in a bucket",
+        smallest(
+            model={
+                "source": {"s3": {"uri": "s3://models/a/b", "endpoint": "http://minio:9000", "region": "lab-1"}},
+                "cache": {"size": "1Gi"},
+            }
+        ),
+    ),
     Case("null is as if left out", smallest(parallelism={"gpusPerPod": None})),
 )
 _WRONG_MODELS: Final = (
@@ -189,12 +198,31 @@ _WRONG_MODELS: Final = (
     Case("no spec", _without_spec(), "spec", "Required value"),
     Case("no model", {**smallest(), "spec": {}}, "spec.model", "Required value"),
     Case("no source", smallest(model={}), "spec.model.source", "Required value"),
-    Case("empty source", _source(), "spec.model.source", "set exactly one of huggingFace, pvc and image"),
+    Case("empty source", _source(), "spec.model.source", "set exactly one of huggingFace, s3, pvc and image"),
     Case(
         "two sources",
         _source(huggingFace={"repo": "a/b"}, pvc={"claimName": "models"}),
         "spec.model.source",
-        "set exactly one of huggingFace, pvc and image",
+        "set exactly one of huggingFace, s3, pvc and image",
+    ),
+    Case(
+        "two sources that are fetched",
+        _source(huggingFace={"repo": "a/b"}, s3={"uri": "s3://models/a"}),
+        "spec.model.source",
+        "set exactly one of huggingFace, s3, pvc and image",
+    ),
+    Case("folder of a bucket without scheme", _source(s3={"uri": "models/a"}), "spec.model.source.s3.uri"),
+    Case("folder of a bucket without bucket", _source(s3={"uri": "s3:///a/b/c"}), "spec.model.source.s3.uri"),
+    Case("folder of a bucket with spaces", _source(s3={"uri": "s3://models/a b"}), "spec.model.source.s3.uri"),
+    Case(
+        "endpoint of a bucket that is no address",
+        _source(s3={"uri": "s3://models/a", "endpoint": "minio:9000"}),
+        "spec.model.source.s3.endpoint",
+    ),
+    Case(
+        "region like a flag's value",
+        _source(s3={"uri": "s3://models/a", "region": "eu west"}),
+        "spec.model.source.s3.region",
     ),
     Case("repository without owner", _source(huggingFace={"repo": "gpt2"}), "spec.model.source.huggingFace.repo"),
     Case("repository like a flag", _source(huggingFace={"repo": "--a/b"}), "spec.model.source.huggingFace.repo"),
@@ -230,7 +258,7 @@ _WRONG_MODELS: Final = (
         "cache of a claim",
         smallest(model={"source": {"pvc": {"claimName": "models"}}, "cache": {"size": "1Gi"}}),
         "spec.model.cache",
-        "cache goes with source.huggingFace only",
+        "cache goes with source.huggingFace and source.s3 only",
     ),
     Case("negative size", smallest(model=hub(cache={"size": "-1Gi"})), "spec.model.cache.size"),
     Case("negative number as a size", smallest(model=hub(cache={"size": -1})), "spec.model.cache.size"),
