@@ -22,7 +22,7 @@ import msgspec
 from minisgl.extras import require
 from minisgl.hub.bucket_failures import classify_error
 from minisgl.hub.fetch_error import ContentChanged, FetchError
-from minisgl.hub.files import RemoteFile, is_in_checkpoint, servable_files
+from minisgl.hub.files import RemoteFile, is_in_checkpoint, missing_parts, servable_files
 from minisgl.hub.origin import Content
 from minisgl.version import __version__
 
@@ -80,6 +80,13 @@ class Bucket:
         if not found:
             raise FetchError("NotFound", f"{self.repository} has no objects: check the prefix, which ends at a folder")
         files = servable_files(self.repository, found)
+        # On a Hub a commit is complete; here an upload may be in progress.
+        if missing := missing_parts(file.name for file in files):
+            raise FetchError(
+                "NotFound",
+                f"{self.repository} lacks {len(missing)} of its weight files, such as {missing[0]}: wait until the "
+                "upload has ended, or upload them",
+            )
         if not self._with_weights:
             files = [file for file in files if not file.name.endswith(".safetensors")]
         listed = msgspec.json.encode(sorted((file.name, file.size, file.digest) for file in files))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ _MODULE: Final = r"\d+_[A-Za-z]+/(config\.json|model\.safetensors)"
 """Paths of the files of a module of sentence-transformers."""
 _IN_FOLDERS: Final = re.compile(rf"additional_chat_templates/[^/]+\.jinja|{_MODULE}")
 """Paths of the only files of subfolders. A path with `..` would lead out of the checkpoint."""
+_PART: Final = re.compile(r"model-[0-9]{5}-of-(?P<count>[0-9]{5})\.safetensors")
 _PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -58,6 +59,16 @@ def files_to_download(files: Sequence[RemoteFile]) -> list[RemoteFile]:
         or _IN_FOLDERS.fullmatch(file.name)
         or any(fnmatch(file.name, name) for name in CONFIG_FILES)
     ]
+
+
+def missing_parts(names: Iterable[str]) -> list[str]:
+    """Names of weight files that are not among `names`, but that those count: `model-00001-of-00002.safetensors`."""
+    known = set(names)
+    wanted = set()
+    for match in filter(None, map(_PART.fullmatch, known)):
+        count = int(match["count"])
+        wanted |= {f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)}
+    return sorted(wanted - known)
 
 
 def servable_files(name: str, found: Sequence[RemoteFile]) -> list[RemoteFile]:

@@ -166,6 +166,17 @@ def test_files_are_never_of_two_uploads(
     assert [status.phase for status in published].count("Resolving") > 1, "the files were not listed again"
 
 
+def test_a_folder_whose_upload_is_in_progress_is_not_fetched(
+    store: ObjectStore, objects: dict[str, bytes], tmp_path: Path
+) -> None:
+    late = objects.pop(f"{PREFIX}{WEIGHTS[1]}")
+    with pytest.raises(FetchError, match=f"lacks 1 of its weight files, such as {WEIGHTS[1]}: wait") as failed:
+        run_fetch(tmp_path / "model")
+    assert (failed.value.code, store.requests["get"]) == ("NotFound", 0)
+    objects[f"{PREFIX}{WEIGHTS[1]}"] = late
+    assert run_fetch(tmp_path / "model")[-1].phase == "Done"
+
+
 def test_an_upload_without_end_is_an_error(store: ObjectStore, objects: dict[str, bytes], tmp_path: Path) -> None:
     def change(key: str) -> None:
         objects[f"{PREFIX}{WEIGHTS[0]}"] += b"x"
