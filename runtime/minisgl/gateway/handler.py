@@ -90,7 +90,8 @@ class Gateway:
         self, scope: Scope, receive: Receive, send: Send, model: Model, body: bytes, *, holds: bool
     ) -> None:
         record, account = record_of(scope), account_of(scope)
-        if hops(scope["headers"]) >= MAX_HOPS:
+        passed_gateways = hops(scope["headers"])
+        if passed_gateways >= MAX_HOPS:
             message = f"the request has passed {MAX_HOPS} gateways, which lead to each other; check their --backend"
             raise ApiError(508, "loop_detected", message)
         clock, limits = asyncio.get_running_loop().time, self.requests.limits
@@ -99,13 +100,14 @@ class Gateway:
         if holds:
             # Not before: a request that is refused does not use the model, and must not start it.
             self.holding.begin(model.key)
+        headers = self._headers(scope, passed_gateways)
         forwarding = Forwarding(
             self.client,
             self.holding,
             record,
             model,
             next(self._turns),
-            Outgoing("POST" if body else "GET", scope["path"], scope["query_string"], self._headers(scope), body),
+            Outgoing("POST" if body else "GET", scope["path"], scope["query_string"], headers, body),
             lambda: {} if account is None else account.headers(clock()),
         )
         try:
@@ -129,7 +131,7 @@ class Gateway:
             if scope["path"] in USE_PATHS:
                 self.totals.add(record.key_name, model.key, forwarding.usage)
 
-    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+    def _headers(self, scope: Scope, passed_gateways: int) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request for a frontend."""
         record, account = record_of(scope), account_of(scope)
         own = {
@@ -137,7 +139,7 @@ class Gateway:
             "x-forwarded-for": record.address,
             TENANT_HEADER: record.tenant,
             REQUEST_HEADER: "1",
-            HOPS_HEADER: str(hops(scope["headers"]) + 1),
+            HOPS_HEADER: str(passed_gateways + 1),
         }
         if account is not None:
             own[PRIORITY_HEADER] = str(account.tenant.priority)

@@ -28,6 +28,7 @@ _OWN_PREFIX: Final = b"x-minisgl-"
 
 HOPS_HEADER: Final = "x-minisgl-hops"
 """Gateways that a request has passed."""
+_HOPS: Final = HOPS_HEADER.encode()
 MAX_HOPS: Final = 4
 """A gateway may stand in front of another one. More are a circle, in which a request would go round until its end."""
 
@@ -56,7 +57,7 @@ _NOT_ANSWERED: Final = frozenset({b"date", b"server", b"x-request-id", b"request
 
 def hops(headers: Headers) -> int:
     """Return the number of gateways that a request has passed, which is 0 for what a client invents."""
-    given = [value for name, value in headers if name == HOPS_HEADER.encode()]
+    given = [value for name, value in headers if name == _HOPS]
     return max((int(value) for value in given if len(value) <= 3 and value.isdigit()), default=0)
 
 
