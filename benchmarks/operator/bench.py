@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Final
 
 import aiohttp
-from processes import QUIET_SECONDS, counts, each, operate, prepare, process, simulate, until_steady
+from processes import QUIET_SECONDS, counts, each, judge, operate, prepare, process, simulate, until_steady
 from simulated_nodes import create_node, pod_of, status_of
 
-from minisgl.bench.report import Metric, report
+from minisgl.bench.report import Metric
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
@@ -75,11 +75,7 @@ def _run(kubeconfig: Path, options: argparse.Namespace) -> int:
         "edit_in_churn_worst_s": EDIT_LIMIT_SECONDS,
         "wake_in_churn_worst_s": WAKE_LIMIT_SECONDS,
     }
-    report("operator", figures, limits, options.json)
-    exceeded = [name for name, limit in limits.items() if float(figures[name] or 0) > float(limit or 0)]
-    for name in exceeded:
-        print(f"{name} exceeds its limit")
-    return 1 if exceeded else 0
+    return judge("operator", figures, limits, options.json)
 
 
 async def _measure(kubeconfig: Path, models: int, at_zero: int, nodes: int) -> dict[str, Metric]:

@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 
 import aiohttp
 from bench import model
-from processes import CONTROL_URL, Child, each, operate, prepare, process, simulate, until_steady
+from processes import CONTROL_URL, Child, each, judge, operate, prepare, process, simulate, until_steady
 
-from minisgl.bench.report import Metric, report
+from minisgl.bench.report import Metric
 from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.config import GatewayOptions
 from minisgl_operator.api.defaults import Defaults
@@ -70,11 +70,7 @@ def main() -> int:
         "wake_worst_s": WAKE_LIMIT_SECONDS,
         "pods_of_idle_models": 0,
     }
-    report("gateway of many models", figures, limits, options.json)
-    exceeded = [name for name, limit in limits.items() if float(figures[name] or 0) > float(limit or 0)]
-    for name in exceeded:
-        print(f"{name} exceeds its limit")
-    return 1 if exceeded else 0
+    return judge("gateway of many models", figures, limits, options.json)
 
 
 async def _measure(plane: LocalControlPlane, access: ClusterAccess, models: int, ready: int) -> dict[str, Metric]:

@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final
 import uvloop
 from simulated_nodes import Nodes
 
+from minisgl.bench.report import Metric, report
 from minisgl_operator.api.crd import NAME as CRD_NAME
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.defaults import Defaults
@@ -136,6 +137,15 @@ async def each(items: list[Any], step: Callable[[Any], Any]) -> list[Any]:
             return await step(item)
 
     return await asyncio.gather(*(one(item) for item in items))
+
+
+def judge(name: str, figures: Mapping[str, Metric], limits: Mapping[str, Metric], json: str | None) -> int:
+    """Print the figures beside their limits, and write them to `json`; return 1 when one exceeds its limit."""
+    report(name, figures, limits, json)
+    exceeded = [key for key, limit in limits.items() if float(figures[key] or 0) > float(limit or 0)]
+    for key in exceeded:
+        print(f"{key} exceeds its limit")
+    return 1 if exceeded else 0
 
 
 async def prepare(client: Client, namespaces: Iterable[str]) -> None:
