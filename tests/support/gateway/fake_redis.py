@@ -9,11 +9,14 @@ from typing import Any
 
 from lupa.lua51 import LuaRuntime
 
+from support.gateway.loopback_server import LoopbackServer
 
-class FakeRedis:
+
+class FakeRedis(LoopbackServer):
     """One database. `now` is its clock, in seconds. `password`: empty, none is needed."""
 
     def __init__(self, password: str = "") -> None:
+        super().__init__()
         self.password = password
         self.now = 1_000_000.0
         self.hashes: dict[str, dict[str, str]] = {}
@@ -24,29 +27,12 @@ class FakeRedis:
         """It takes commands and answers none."""
         self.refusal = ""
         """Error that it answers to scripts."""
-        self.port = 0
         self._lua = LuaRuntime()
         self._scripts: dict[str, Any] = {}
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/3"
-
-    async def start(self) -> None:
-        """Listen, on the same port as before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """Close the port and all connections."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in list(self._writers):
-            writer.transport.abort()
-        await asyncio.sleep(0)
 
     def evaluate(self, script: str, keys: list[str], arguments: list[str]) -> list[Any]:
         """Run a script that returns a table."""
@@ -75,26 +61,22 @@ class FakeRedis:
             raise AssertionError(f"unknown command {command}")
         return 1
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_known = not self.password
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                name, *given = await _command(reader)
-                self.commands.append(name)
-                if self.is_silent:
-                    continue
-                if name == "AUTH":
-                    is_known = given[-1] == self.password
-                    writer.write(b"+OK\r\n" if is_known else b"-WRONGPASS invalid username-password pair\r\n")
-                elif not is_known:
-                    writer.write(b"-NOAUTH Authentication required.\r\n")
-                elif name == "EVAL":
-                    writer.write(self._evaluated(given))
-                else:
-                    writer.write(b"+OK\r\n")
-        self._writers.discard(writer)
-        writer.close()
+        while True:
+            name, *given = await _command(reader)
+            self.commands.append(name)
+            if self.is_silent:
+                continue
+            if name == "AUTH":
+                is_known = given[-1] == self.password
+                writer.write(b"+OK\r\n" if is_known else b"-WRONGPASS invalid username-password pair\r\n")
+            elif not is_known:
+                writer.write(b"-NOAUTH Authentication required.\r\n")
+            elif name == "EVAL":
+                writer.write(self._evaluated(given))
+            else:
+                writer.write(b"+OK\r\n")
 
     def _evaluated(self, given: list[str]) -> bytes:
         if self.refusal:

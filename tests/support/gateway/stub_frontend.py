@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from support.gateway.loopback_server import LoopbackServer
+
 
 class Received(msgspec.Struct):
     """One request, and the connection that it came on."""
@@ -65,43 +67,23 @@ async def echo(request: Received) -> None:
     await request.answer(200, {"path": request.path, "headers": request.headers, "body": request.body.decode()})
 
 
-class StubFrontend:
+class StubFrontend(LoopbackServer):
     """Lists `names` as its models, answers probes, and gives every other request to `handler`."""
 
     def __init__(self, *names: str, handler: Handler = echo) -> None:
+        super().__init__()
         self.names = names
         self.handler = handler
         self.received: list[Received] = []
         """Requests that `handler` got."""
-        self.port = 0
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
-        """Listen, on the same port as before."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """Close the port and all connections."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        for writer in list(self._writers):
-            writer.transport.abort()
-        await asyncio.sleep(0)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            while True:
-                await self._answer(await _read(reader, writer))
-        self._writers.discard(writer)
-        writer.close()
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._answer(await _read(reader, writer))
 
     async def _answer(self, request: Received) -> None:
         if request.path == "/v1/models":
