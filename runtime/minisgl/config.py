@@ -33,7 +33,7 @@ DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
 """Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
 DEFAULT_STEP_TOKENS: Final = 64 * hopper.MULTIPROCESSORS
 """Matrix products of so many rows fill whole waves of the multiprocessors of an H100 or H200 with tiles of 128."""
-ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "split", "fa3")
+ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "split", "fa3", "triton")
 
 Rows = Annotated[int, Meta(ge=1, le=MAX_RUNNING)]
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from minisgl.attention import fa3_backend, flashinfer_backend, xqa_backend
+from minisgl.attention import fa3_backend, flashinfer_backend, triton_backend, xqa_backend
 from minisgl.attention.backend import AttentionShape, DecodeBackend, PrefillBackend
 from minisgl.attention.fa3_backend import Fa3Prefill
 from minisgl.attention.flashinfer_backend import FlashInferDecode, FlashInferPrefill
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.attention.triton_backend import TritonPrefill
 from minisgl.attention.xqa_backend import XqaDecode
 from support.kernels.dense_attention import DenseCase, Sequences, attention_shape
 
@@ -108,7 +109,7 @@ def test_fa3_prefill(sequences: Sequences, group: int, head_dim: int, page_size:
 @pytest.mark.parametrize(
     "sequences", [FRESH, EXTEND, BEHIND_ODD_PREFIXES, MIXED], ids=["fresh", "extend", "behind_odd_prefixes", "mixed"]
 )
-@pytest.mark.parametrize("name", ["fa3", "flashinfer", "torch"])
+@pytest.mark.parametrize("name", ["fa3", "flashinfer", "triton", "torch"])
 def test_prefill_with_a_window(name: str, sequences: Sequences, group: int, head_dim: int, window: int) -> None:
     shape = _shape(group, head_dim=head_dim, window=window)
     prefill: PrefillBackend = TorchPrefill(shape)
@@ -118,7 +119,23 @@ def test_prefill_with_a_window(name: str, sequences: Sequences, group: int, head
     elif name == "flashinfer":
         _require(flashinfer_backend.why_not, shape)
         prefill = FlashInferPrefill(shape)
+    elif name == "triton":
+        _require(triton_backend.why_not, shape)
+        prefill = TritonPrefill(shape)
     _check(DenseCase(shape, sequences), prefill, TorchDecode(shape))
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 128), (5, 128), (8, 64), (2, 256), (8, 512)])
+@pytest.mark.parametrize(
+    "sequences",
+    [FRESH, EXTEND, CONTINUED_AND_FRESH, BEHIND_ODD_PREFIXES, MIXED, SHARED],
+    ids=["fresh", "extend", "continued_and_fresh", "behind_odd_prefixes", "mixed", "shared"],
+)
+def test_triton_prefill(sequences: Sequences, group: int, head_dim: int, page_size: int) -> None:
+    shape = _shape(group, page_size, head_dim=head_dim)
+    _require(triton_backend.why_not, shape)
+    _check(DenseCase(shape, sequences), TritonPrefill(shape), TorchDecode(shape))
 
 
 @pytest.mark.parametrize("window", [1, 64, 130, 1000])

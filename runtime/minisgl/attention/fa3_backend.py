@@ -94,9 +94,11 @@ class Fa3Prefill:
 
     @property
     def most_graph_keys(self) -> int:
-        return self._most_keys
+        return max(self._most_keys, self._fallback.most_graph_keys)
 
-    def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> Fa3Prefill:
+    def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> PrefillBackend | None:
+        if self._fallback.most_graph_keys > self._most_keys:
+            return self._fallback.for_graph(tokens, segments, prefix=prefix)
         # Everything but the sizes is on the device. All graphs can share the copy of the keys.
         captured = copy.copy(self)
         captured._is_captured = True

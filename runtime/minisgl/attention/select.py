@@ -12,7 +12,8 @@ one serves its rows. Each backend knows its own rows, and passes others on:
 | 9 and more | Stream-K (`balanced_backend`) | equal spans of all tokens: all programs read until the end |
 
 Older GPUs go from split-KV to FlashInfer, and a CPU has torch alone. Prompts use FlashAttention-3 (`fa3_backend`), for
-which FlashInfer stands in where a step has more keys than are copied for it.
+which others stand in where a step has more keys than are copied for it or than a window has: FlashInfer, or our own
+kernel (`triton_backend`), which also serves heads of 512.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from minisgl.attention import (
     fa3_backend,
     flashinfer_backend,
     split_backend,
+    triton_backend,
     xqa_backend,
 )
 from minisgl.attention.backend import AttentionShape, BackendUnavailable, DecodeBackend, PrefillBackend
@@ -40,6 +42,7 @@ from minisgl.attention.overview import overview
 from minisgl.attention.paged import PagedAttention
 from minisgl.attention.split_backend import LongContexts, SplitDecode
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
+from minisgl.attention.triton_backend import TritonPrefill
 
 logger = logging.getLogger(__name__)
 
@@ -52,14 +55,21 @@ def _always(shape: AttentionShape) -> None:
 
 
 def _fa3(shape: AttentionShape) -> PrefillBackend:
-    reason = flashinfer_backend.why_not(shape)
-    fallback = flashinfer_backend.FlashInferPrefill(shape) if reason is None else TorchPrefill(shape)
-    prefill = fa3_backend.Fa3Prefill(shape, fallback)
-    if reason is not None and prefill.backend_for(prefix=True) != prefill.name:
+    # Our own kernel can be captured beside windows, as FlashInfer's cannot.
+    behind = ("flashinfer", "triton") if shape.window is None else ("triton", "flashinfer")
+    reasons: list[str] = []
+    for name in behind:
+        why_not, make = _PREFILL[name]
+        reason = why_not(shape)
+        if reason is None:
+            return fa3_backend.Fa3Prefill(shape, make(shape))
+        reasons.append(f"not {name}, because {reason}")
+    prefill = fa3_backend.Fa3Prefill(shape, TorchPrefill(shape))
+    if prefill.backend_for(prefix=True) != prefill.name:
         logger.warning(
-            "attention backend for prefill with more than %d tokens is torch: not flashinfer, because %s",
+            "attention backend for prefill with more than %d tokens is torch: %s",
             prefill.most_graph_keys,
-            reason,
+            "; ".join(reasons),
         )
     return prefill
 
@@ -89,6 +99,7 @@ def _split(shape: AttentionShape, many: DecodeBackend, long: LongContexts | None
 _PREFILL: Final[Mapping[str, _Choice[PrefillBackend]]] = {
     "fa3": (fa3_backend.why_not, _fa3),
     "flashinfer": (flashinfer_backend.why_not, flashinfer_backend.FlashInferPrefill),
+    "triton": (triton_backend.why_not, TritonPrefill),
     "torch": (_always, TorchPrefill),
 }
 _DECODE: Final[Mapping[str, _Choice[DecodeBackend]]] = {

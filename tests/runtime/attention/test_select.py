@@ -33,8 +33,8 @@ def test_without_a_gpu_the_reference_is_selected(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("flash", "is unknown; use auto, fa3, flashinfer, torch, balanced, xqa, split"),
-        ("xqa,torch", "'xqa' has no prefill kernel; use auto, fa3, flashinfer, torch"),
+        ("flash", "is unknown; use auto, fa3, flashinfer, triton, torch, balanced, xqa, split"),
+        ("xqa,torch", "'xqa' has no prefill kernel; use auto, fa3, flashinfer, triton, torch"),
         ("torch,fa3", "'fa3' has no decode kernel; use auto, balanced, xqa, flashinfer, split, torch"),
         ("fa3", "'fa3' cannot prefill here: it needs a CUDA device"),
         ("xqa", "'xqa' cannot decode here: it needs a CUDA device"),
