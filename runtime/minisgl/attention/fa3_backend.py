@@ -83,6 +83,8 @@ class Fa3Prefill:
         """Keys that fit into the copy."""
         # The package is built without sliding windows: longer sequences use the fallback.
         self._most_keys = min(self.copied_keys, shape.window or self.copied_keys)
+        self._captures_fallback = shape.window is not None and fallback.most_graph_keys > self._most_keys
+        """Steps of sequences that are longer than the window are captured, too."""
         size = (self.copied_keys + GUARD, shape.kv_heads, shape.head_dim)
         self._keys, self._values = (torch.zeros(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
         self._calls: list[_Call] = []
@@ -94,10 +96,10 @@ class Fa3Prefill:
 
     @property
     def most_graph_keys(self) -> int:
-        return max(self._most_keys, self._fallback.most_graph_keys)
+        return self._fallback.most_graph_keys if self._captures_fallback else self._most_keys
 
     def for_graph(self, tokens: int, segments: int, *, prefix: bool) -> PrefillBackend | None:
-        if self._fallback.most_graph_keys > self._most_keys:
+        if self._captures_fallback:
             return self._fallback.for_graph(tokens, segments, prefix=prefix)
         # Everything but the sizes is on the device. All graphs can share the copy of the keys.
         captured = copy.copy(self)

@@ -8,9 +8,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from minisgl.attention import fa3_backend, flashinfer_backend
+from minisgl.attention import fa3_backend, select
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.fa3_backend import Fa3Prefill
+from minisgl.attention.flashinfer_backend import FlashInferPrefill
 from minisgl.attention.overview import overview
 from minisgl.attention.select import select_backends
 from minisgl.attention.split_backend import MOST_ROWS, LongContexts, SplitDecode
@@ -60,20 +62,35 @@ def test_long_contexts_of_few_rows_have_a_backend_of_their_own() -> None:
     assert not without.is_long(np.array([tokens], np.int32))
 
 
-def test_the_reference_behind_prefixes_that_are_too_long_to_copy_is_named_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("head_dim", "stand_in"), [(128, "triton"), (96, "torch")])
+def test_the_backend_behind_prefixes_that_are_too_long_to_copy_is_named_and_the_reference_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, head_dim: int, stand_in: str
 ) -> None:
     monkeypatch.setattr(fa3_backend, "load_fa3", lambda: None)
-    monkeypatch.setattr(flashinfer_backend, "why_not", lambda shape: "nvcc is not here")
+    _without_flashinfer(monkeypatch)
+    shape = dataclasses.replace(HOPPER, head_dim=head_dim)
     prefixes = []
     for pages in (4, 1 << 15):
         with Launches().recorded(Architecture.parse("9.0a")):
-            prefill, _ = select_backends("fa3,auto", dataclasses.replace(HOPPER, pages_per_row=pages))
+            prefill, _ = select_backends("fa3,torch", dataclasses.replace(shape, pages_per_row=pages))
         assert isinstance(prefill, Fa3Prefill) and prefill.backend_for(prefix=False) == "fa3"
         prefixes.append(prefill.backend_for(prefix=True))
-    assert prefixes == ["fa3", "fa3, torch"]
-    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "is torch: not flashinfer, because nvcc is not here" in warning
+    assert prefixes == ["fa3", f"fa3, {stand_in}"]
+    warnings = [record.getMessage() for record in caplog.records if "for prefill" in record.getMessage()]
+    assert len(warnings) == (stand_in == "torch")
+    assert all("is torch: not flashinfer, because nvcc is not here; not triton, because" in each for each in warnings)
+
+
+def test_captured_steps_beyond_a_window_are_those_of_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fa3_backend, "load_fa3", lambda: None)
+    _without_flashinfer(monkeypatch)
+    longest = 1 << 10
+    shape = dataclasses.replace(HOPPER, pages_per_row=longest // HOPPER.page_size)
+    for window, backend, most_keys in ((None, "fa3", 1 << 15), (128, "triton", longest)):
+        with Launches().recorded(Architecture.parse("9.0a")):
+            prefill, _ = select_backends("fa3,auto", dataclasses.replace(shape, window=window))
+        captured = prefill.for_graph(64, 3, prefix=True)
+        assert captured is not None and (captured.name, prefill.most_graph_keys) == (backend, most_keys)
 
 
 def test_the_reference_on_a_gpu_is_a_warning_also_when_it_is_configured(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,3 +98,11 @@ def test_the_reference_on_a_gpu_is_a_warning_also_when_it_is_configured(caplog: 
         select_backends("torch", HOPPER)
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "many times slower than auto" in caplog.text
+
+
+def _without_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def why_not(shape: AttentionShape) -> str:
+        return "nvcc is not here"
+
+    choices = dict(select._PREFILL) | {"flashinfer": (why_not, FlashInferPrefill)}
+    monkeypatch.setattr(select, "_PREFILL", choices)
