@@ -10,7 +10,10 @@ from minisgl.errors import CodedError
 
 _FRONTEND: Final = (
     "boto3",
+    "cryptography",
     "fastapi",
+    "google.protobuf",
+    "grpc",
     "httptools",
     "huggingface_hub",
     "jinja2",
