@@ -55,13 +55,21 @@ class KeptBodies:
     @contextmanager
     def keep(self, size: int, tenant: str) -> Iterator[None]:
         """Keep a tenant's body of `size` bytes. Raises ApiError when there is no room."""
+        self.take(size, tenant)
+        try:
+            yield
+        finally:
+            self.give_back(size, tenant)
+
+    def take(self, size: int, tenant: str) -> None:
+        """Keep `size` bytes more of a tenant's bodies. The caller must `give_back` them. Raises ApiError when there is
+        no room."""
         kept, own = self._bytes_of.total(), self._bytes_of[tenant]
         if kept + size > _KEPT_BYTES and not has_share(own, size, kept, _KEPT_BYTES, +self._bytes_of):
             raise ApiError(429, "queue_full", f"bodies of {kept} bytes wait for their responses; retry later")
         self._bytes_of[tenant] += size
-        try:
-            yield
-        finally:
-            self._bytes_of[tenant] -= size
-            if not self._bytes_of[tenant]:
-                del self._bytes_of[tenant]
+
+    def give_back(self, size: int, tenant: str) -> None:
+        self._bytes_of[tenant] -= size
+        if not self._bytes_of[tenant]:
+            del self._bytes_of[tenant]

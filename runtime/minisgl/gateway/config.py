@@ -112,6 +112,16 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
             default="{}, every client may use the API",
         ),
     ] = False
+    endpoint_picker_port: Annotated[
+        Port | None,
+        option(
+            "TCP port at which Gateways ask for endpoints by the Endpoint Picker Protocol, 0 for a free one",
+            default="off",
+        ),
+    ] = None
+    endpoint_picker_plaintext: Annotated[
+        bool, option("serve this port without TLS; otherwise its certificate is self-signed")
+    ] = False
     drain_timeout: Annotated[
         Seconds,
         option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),

@@ -25,7 +25,7 @@ from minisgl.gateway.holding import Holding
 from minisgl.gateway.models import Address, Model
 from minisgl.gateway.paths import STREAM_PATHS
 from minisgl.gateway.upstream import Client, Exchange, UpstreamError
-from minisgl.gateway.usage import UsageFilter, read_usage
+from minisgl.gateway.usage import UsageFilter, estimated_usage, events_in, read_usage
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +37,6 @@ _PING_SECONDS: Final = 15.0
 _MAX_ERROR_BYTES: Final = 64 << 10
 """Bytes from which a body is no error of a frontend."""
 _EVENT_STREAM: Final = b"text/event-stream"
-_EVENT: Final = b"data: "
-_NEXT_EVENT: Final = b"\n" + _EVENT
-_BYTES_PER_TOKEN: Final = 4
-"""Of a body, to estimate the tokens of its prompt."""
 _USAGE_HEADER: Final = RESPONSE_HEADER.encode()
 
 
@@ -172,7 +168,7 @@ class Forwarding:
                 self._attempts.end(UNREACHABLE)
                 raise
             # A client that leaves before it knows more has made the frontend read its prompt.
-            self._early_usage = Usage(len(self._outgoing.body) // _BYTES_PER_TOKEN, 0)
+            self._early_usage = estimated_usage(len(self._outgoing.body))
             try:
                 await exchange.head()
             except UpstreamError as error:
@@ -246,7 +242,7 @@ class Forwarding:
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     def _rendered(self, piece: bytes) -> bytes:
-        self._events += max(piece.count(_NEXT_EVENT) + piece.startswith(_EVENT), 1)
+        self._events += events_in(piece)
         return piece if self._filter is None else self._filter.feed(piece)
 
 

@@ -29,6 +29,7 @@ from minisgl.gateway.paths import GENERATION_PATHS, USE_PATHS
 from minisgl.gateway.routing import Target, everything, served_name
 from minisgl.gateway.tenancy import Account, Tenancy
 from minisgl.gateway.upstream import Client
+from minisgl.gateway.usage import usage_attributes
 
 TARGET: Final = "minisgl.target"
 ACCOUNT: Final = "minisgl.account"
@@ -47,7 +48,7 @@ class Gateway:
         self.tenancy = tenancy
         self.requests = requests
         self.totals = UseTotals()
-        self._bodies = KeptBodies()
+        self.bodies = KeptBodies()
         self._turns = count()
 
     async def post(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +61,7 @@ class Gateway:
         check_serves(model)
         if (known := served_name(model, name)) is not None:
             body = with_model(body, known)
-        with self._bodies.keep(len(body), record.tenant):
+        with self.bodies.keep(len(body), record.tenant):
             await self._forward(scope, receive, send, model, body, holds=scope["path"] in GENERATION_PATHS)
 
     async def get(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,11 +71,12 @@ class Gateway:
         check_serves(model)
         await self._forward(scope, receive, send, model, b"", holds=False)
 
-    def model(self, scope: Scope, name: str | None) -> Model:
-        """Return the model that a request is for. Raises ApiError."""
+    def model(self, scope: Scope, name: str | None, among: Callable[[Model], bool] = everything) -> Model:
+        """Return the model that a request is for, which is `among` some. Raises ApiError."""
         if self.directory.problem:
             raise ApiError(503, "not_ready", f"{self.directory.problem}; retry")
-        return self.directory.table.find(name, self.target(scope), self.allowed(scope))
+        allowed = self.allowed(scope)
+        return self.directory.table.find(name, self.target(scope), lambda each: allowed(each) and among(each))
 
     def target(self, scope: Scope) -> Target | None:
         """Return the model that the path or the header Host of a request names."""
@@ -90,10 +92,7 @@ class Gateway:
         self, scope: Scope, receive: Receive, send: Send, model: Model, body: bytes, *, holds: bool
     ) -> None:
         record, account = record_of(scope), account_of(scope)
-        passed_gateways = hops(scope["headers"])
-        if passed_gateways >= MAX_HOPS:
-            message = f"the request has passed {MAX_HOPS} gateways, which lead to each other; check their --backend"
-            raise ApiError(508, "loop_detected", message)
+        passed_gateways = checked_hops(scope)
         clock, limits = asyncio.get_running_loop().time, self.requests.limits
         if account is not None:
             await account.admit(clock)
@@ -122,10 +121,7 @@ class Gateway:
                 # First, so that no fault of what follows keeps the model awake.
                 self.holding.end(model.key)
             if record.trace is not None and holds:
-                record.trace.attributes |= {
-                    "gen_ai.usage.input_tokens": forwarding.usage.prompt_tokens,
-                    "gen_ai.usage.output_tokens": forwarding.usage.completion_tokens,
-                }
+                record.trace.attributes.update(usage_attributes(forwarding.usage))
             if account is not None:
                 account.end(forwarding.usage.total, clock())
             if scope["path"] in USE_PATHS:
@@ -133,24 +129,37 @@ class Gateway:
 
     def _headers(self, scope: Scope, passed_gateways: int) -> list[tuple[bytes, bytes]]:
         """Return the headers of a request for a frontend."""
+        own = self.own_headers(scope, passed_gateways)
+        own |= {"x-forwarded-for": record_of(scope).address, REQUEST_HEADER: "1"}
+        passed = passed_request_headers(
+            scope["headers"], with_keys=not self.tenancy.needs_keys, with_trace=self.requests.tracer is None
+        )
+        return passed + [(name.encode(), value.encode()) for name, value in own.items()]
+
+    def own_headers(self, scope: Scope, passed_gateways: int) -> dict[str, str]:
+        """Return the headers that tell a frontend of a request whose it is, and how many gateways it has passed before
+        this one. A request that is recorded gets those of its trace elsewhere."""
         record, account = record_of(scope), account_of(scope)
         own = {
             "x-request-id": record.request_id,
-            "x-forwarded-for": record.address,
             TENANT_HEADER: record.tenant,
-            REQUEST_HEADER: "1",
             HOPS_HEADER: str(passed_gateways + 1),
         }
         if account is not None:
             own[PRIORITY_HEADER] = str(account.tenant.priority)
-        traces = self.requests.tracer is not None
-        if traces and record.trace is None:
+        if self.requests.tracer is not None and record.trace is None:
             # Otherwise the frontend would decide anew.
             own |= unrecorded_headers(Headers(scope=scope))
-        passed = passed_request_headers(
-            scope["headers"], with_keys=not self.tenancy.needs_keys, with_trace=not traces
-        )
-        return passed + [(name.encode(), value.encode()) for name, value in own.items()]
+        return own
+
+
+def checked_hops(scope: Scope) -> int:
+    """Return the number of gateways that a request has passed. Raises ApiError for one that goes round."""
+    passed = hops(scope["headers"])
+    if passed >= MAX_HOPS:
+        message = f"the request has passed {MAX_HOPS} gateways, which lead to each other; check their --backend"
+        raise ApiError(508, "loop_detected", message)
+    return passed
 
 
 def account_of(scope: Scope) -> Account | None:

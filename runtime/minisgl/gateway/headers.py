@@ -83,6 +83,14 @@ def passed_request_headers(
     return [(name, value) for name, value in headers if name not in dropped and not name.startswith(_OWN_PREFIX)]
 
 
+def dropped_by_picker(headers: Headers, *, with_keys: bool, with_trace: bool) -> list[str]:
+    """Return the headers of a client's request that end at the gateway where a proxy forwards it. `with_keys`: the
+    client's API key does not. `with_trace`: nor do those that name its trace."""
+    dropped = (frozenset() if with_keys else _KEYS) | (frozenset() if with_trace else _TRACE)
+    names = dict.fromkeys(name for name, _ in headers if name in dropped or name.startswith(_OWN_PREFIX))
+    return [name.decode("latin-1") for name in names]
+
+
 def passed_response_headers(headers: Headers, *, with_length: bool) -> list[tuple[bytes, bytes]]:
     """Return the headers of a frontend's response for the client. `with_length`: its body stays as it is."""
     headers = list(headers)

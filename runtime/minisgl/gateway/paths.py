@@ -80,15 +80,16 @@ _OWN_BEGINNINGS: Final = ("/v1/models/", "/v1/responses/")
 def split_path(path: str) -> tuple[Target | None, str]:
     """Return the model that a path `/NAMESPACE/NAME/PATH` names, and PATH, a path of the API; or None and the path as
     it is."""
-    if _is_known(path):
+    if is_known(path):
         return None, path
     _, namespace, name, rest = [*path.split("/", 3), "", "", ""][:4]
     inner = f"/{rest}"
-    if not namespace or not name or not _is_known(inner):
+    if not namespace or not name or not is_known(inner):
         return None, path
     return Target(name, namespace), inner
 
 
-def _is_known(path: str) -> bool:
+def is_known(path: str) -> bool:
+    """Return whether a path belongs to the API, without the form that names a model."""
     known = path in POST_PATHS or path in INFORMATION_PATHS or path in _OWN_PATHS
     return known or path.startswith(_OWN_BEGINNINGS)

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 
@@ -27,16 +27,21 @@ from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.config import LEAVE_SECONDS, GatewayOptions
 from minisgl.gateway.control import create_control
 from minisgl.gateway.directory import Directory, Source
+from minisgl.gateway.endpoint_picker.endpoints import ClusterEndpoints, check_backends, of_backends
 from minisgl.gateway.handler import Gateway
 from minisgl.gateway.holding import Holding
 from minisgl.gateway.identities import Identities
 from minisgl.gateway.key_file import FileKeys
 from minisgl.gateway.provider import Provider, ProviderError
+from minisgl.gateway.routing import everything
 from minisgl.gateway.shared_limits import SharedLimits
 from minisgl.gateway.tenancy import Keys, Tenancy
 from minisgl.gateway.tokens import TokenRules
 from minisgl.gateway.upstream import Client
 from minisgl.wire.web_pages import is_loopback
+
+if TYPE_CHECKING:
+    from minisgl.gateway.endpoint_picker.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +67,18 @@ class GatewayServer:
         if access is None and (not backends or options.key_secrets):
             access = ClusterAccess.from_pod()
         self._backends, self._file_keys, self._access = backends, file_keys, access
+        if options.endpoint_picker_port is not None:
+            check_backends(backends)
         self._listener = bind_address(options.host, options.port)
         self._control_listener = bind_same_host(self._listener, options.control_port, "--control-port")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._servers: list[HttpServer] = []
         self._holding: Holding | None = None
+        self._picker: PickerServer | None = None
+        self._endpoints: ClusterEndpoints | None = None
+        """Those of the picker, in a cluster."""
+        self._stops: list[asyncio.Task[None]] = []
+        """Ends of the endpoint picker, which are in progress."""
         self._stopping = False
 
     @property
@@ -76,6 +88,12 @@ class GatewayServer:
     @property
     def control_port(self) -> int:
         return int(self._control_listener.getsockname()[1])
+
+    @property
+    def endpoint_picker_port(self) -> int:
+        """Port of the endpoint picker, once it serves."""
+        assert self._picker is not None
+        return self._picker.port
 
     def run(self, on_ready: Callable[[int], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT: the listener closes a while later, so that a cluster notices, and requests
@@ -118,6 +136,8 @@ class GatewayServer:
         def problem() -> str:
             return self._problem(directory, keys)
 
+        if options.endpoint_picker_port is not None:
+            self._add_picker(gateway, sources, problem)
         app = create_gateway(gateway, options.access, problem, on_loopback=on_loopback)
         shutdown_seconds = math.ceil(options.drain_timeout) + _ABORT_SECONDS
         api = HttpServer(app, self._listener, shutdown_seconds, requests)
@@ -134,8 +154,15 @@ class GatewayServer:
             task.add_done_callback(self._on_task_end)
         side = asyncio.create_task(control.run_on_port())
         try:
+            if self._picker is not None:
+                host, port = self._listener.getsockname()[0], options.endpoint_picker_port or 0
+                await self._picker.start(host, port, plaintext=options.endpoint_picker_plaintext)
             await api.run_on_port(on_ready)
         finally:
+            if self._picker is not None:
+                if not self._stops:
+                    self._stop_picker(0.0)
+                await asyncio.gather(*self._stops, return_exceptions=True)
             control.should_exit = True
             await side
             for task in tasks:
@@ -169,12 +196,36 @@ class GatewayServer:
             sources.append(self._shared)
         return sources, keys
 
+    def _add_picker(self, gateway: Gateway, sources: list[Source], problem: Callable[[], str]) -> None:
+        """Make the endpoint picker, and add its source. `problem` returns why it is not ready; empty: it is."""
+        # gRPC takes a while to load.
+        from minisgl.gateway.endpoint_picker.picker import Picker
+        from minisgl.gateway.endpoint_picker.server import PickerServer
+
+        if self._backends:
+            picker = Picker(gateway, of_backends, everything)
+            gateway.directory.on_change(lambda key: picker.endpoints_changed())
+        else:
+            assert self._access is not None
+            api_server = Client(_CONNECT_SECONDS, self._access.tls())
+            self._endpoints = endpoints = ClusterEndpoints(api_server, self._access)
+            picker = Picker(gateway, endpoints.of, endpoints.serves)
+            endpoints.on_change(picker.endpoints_changed)
+            sources.append(endpoints)
+        self._picker = PickerServer(picker, problem)
+
+    def _stop_picker(self, seconds: float) -> None:
+        if self._picker is not None:
+            self._stops.append(asyncio.create_task(self._picker.stop(seconds)))
+
     def _problem(self, directory: Directory, keys: Keys | None) -> str:
         """Return why the gateway is not ready; empty: it is."""
         if self._stopping:
             return "the gateway is shutting down"
         if isinstance(keys, SecretKeys) and not keys.is_listed:
             return "the Secrets with keys have not been listed yet"
+        if self._endpoints is not None and self._endpoints.problem:
+            return self._endpoints.problem
         return directory.problem
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
@@ -185,6 +236,7 @@ class GatewayServer:
     def _on_signal(self) -> None:
         if self._stopping:
             self._fail_held()
+            self._stop_picker(0.0)
             for server in self._servers:
                 server.should_exit = server.force_exit = True
             return
@@ -194,6 +246,8 @@ class GatewayServer:
 
     def _stop_listening(self) -> None:
         self._servers[0].should_exit = True
+        # Requests that wait are refused before their streams are ended.
+        self._stop_picker(self._options.drain_timeout + _ABORT_SECONDS)
         assert self._loop is not None
         # The model of a request that waits may still start in time.
         self._loop.call_later(self._options.drain_timeout, self._fail_held)

@@ -11,6 +11,28 @@ from minisgl.frontend.server.usage_report import COMMENT, Usage
 _decoder: Final = msgspec.json.Decoder(Usage)
 _MAX_LINE: Final = 256
 """Longest report, in bytes."""
+_EVENT: Final = b"data: "
+_NEXT_EVENT: Final = b"\n" + _EVENT
+_BYTES_PER_TOKEN: Final = 4
+"""Of a body, to estimate the tokens of its prompt."""
+
+
+def estimated_usage(body_bytes: int) -> Usage:
+    """Return the usage of a request that a frontend has got, while nothing more is known of it."""
+    return Usage(body_bytes // _BYTES_PER_TOKEN, 0)
+
+
+def usage_attributes(usage: Usage) -> dict[str, int]:
+    """Return the attributes of a request's span in a trace."""
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
+
+
+def events_in(piece: bytes) -> int:
+    """Return the number of events in a piece of a stream, at least one: each has a token at least."""
+    return max(piece.count(_NEXT_EVENT) + piece.startswith(_EVENT), 1)
 
 
 def read_usage(text: bytes) -> Usage | None:
