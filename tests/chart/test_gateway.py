@@ -88,6 +88,8 @@ def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() 
         "--redis-password-file=/etc/minisgl/redis/password",
         "--otlp-traces-endpoint=http://collector.observability",
         "--trace-sampling=0",
+        "--endpoint-picker-port=9002",
+        "--endpoint-picker-plaintext",
         "--queue-timeout",
         "30",
     ]
@@ -225,9 +227,46 @@ def test_it_sends_traces_to_the_collector_of_the_cluster(endpoint: str, ports: s
     assert not [argument for argument in container(ENABLED)["args"] if "trace" in argument]
 
 
+@pytest.mark.parametrize(("plaintext", "protocol"), [(False, "http2"), (True, "kubernetes.io/h2c")])
+def test_gateways_of_the_gateway_api_find_the_endpoint_picker(plaintext: bool, protocol: str) -> None:
+    picker = {"enabled": True, "plaintext": plaintext}
+    values: Object = {"gateway": {"enabled": True, "endpointPicker": picker}}
+    found = container(values)
+    flags = ["--endpoint-picker-port=9002", *(["--endpoint-picker-plaintext"] if plaintext else [])]
+    assert found["args"][-len(flags) :] == flags
+    assert {"name": "picker", "containerPort": 9002} in found["ports"]
+    [service] = gateway(values, "Service")
+    port = {"name": "grpc-picker", "port": 9002, "targetPort": "picker", "appProtocol": protocol}
+    assert service["spec"]["ports"][1] == port
+    [role] = gateway(values, "Role")
+    assert role["metadata"]["namespace"] == NAMESPACE
+    slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    assert role["rules"] == [slices]
+
+
+def test_gateways_in_all_namespaces_reach_the_endpoint_picker_unless_the_values_say_otherwise() -> None:
+    anywhere: Object = {"gateway": {"enabled": True, "endpointPicker": {"enabled": True}}}
+    assert policy(anywhere)["ingress"][1] == {"from": [{"namespaceSelector": {}}], "ports": [{"port": "picker"}]}
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}]
+    clients: Object = [{"podSelector": {}}]
+    for own, of_gateway, expected in ((peers, [], peers), (peers, clients, peers), ([], clients, clients)):
+        picker: Object = {"enabled": True, "ingressFrom": own}
+        some: Object = {"gateway": {"enabled": True, "ingressFrom": of_gateway, "endpointPicker": picker}}
+        assert policy(some)["ingress"][1]["from"] == expected
+
+
 @pytest.mark.parametrize(
     "argument",
-    ["--port", "--namespace=other", "--control-port=1", "--host=::", "--key-secrets", "--oidc-issuer=a", "--redis=a"],
+    [
+        "--port",
+        "--namespace=other",
+        "--control-port=1",
+        "--host=::",
+        "--key-secrets",
+        "--oidc-issuer=a",
+        "--redis=a",
+        "--endpoint-picker-port=1",
+    ],
 )
 def test_an_argument_that_the_chart_sets_is_rejected(argument: str) -> None:
     with pytest.raises(HelmError, match="gateway/args/0"):

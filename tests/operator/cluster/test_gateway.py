@@ -18,6 +18,17 @@ from minisgl_operator.api.types import API_VERSION, KIND, PLURAL
 from support.cluster.control_plane import LocalControlPlane
 from support.cluster.validation_cases import smallest
 from support.gateway.cluster_account import service_account
+from support.gateway.proxy import (
+    BUFFERED,
+    NOT_SERVING,
+    SERVING,
+    Proxy,
+    proxy_of,
+    refused,
+    request_body,
+    request_headers,
+    set_headers,
+)
 from support.gateway.running import RunningGateway, running, until
 
 HOME = "gateway-home"
@@ -144,3 +155,84 @@ async def test_keys_of_secrets_are_accepted_without_a_restart(
             return (await gateway.get("/v1/models", key)).status == 401
 
         await until(is_refused)
+
+
+def endpoint_slice(model: str, ready: bool, *addresses: str) -> dict[str, Any]:
+    """The EndpointSlice of the Service of a model's frontends, as Kubernetes writes it."""
+    labels = {
+        "app.kubernetes.io/name": "minisgl",
+        "app.kubernetes.io/component": "frontend",
+        "kubernetes.io/service-name": f"{model}-frontend",
+    }
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": f"{model}-frontend-x", "namespace": HOME, "labels": labels},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [each], "conditions": {"ready": ready}} for each in addresses],
+        "ports": [{"name": "http-frontend", "port": 8001}, {"name": "http", "port": 8000}],
+    }
+
+
+async def test_the_endpoint_picker_follows_the_ready_frontends_of_a_model(
+    control_plane: LocalControlPlane, access: ClusterAccess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is stopped a second time at the end, which does not wait for this.
+    monkeypatch.setattr("minisgl.gateway.process.LEAVE_SECONDS", 60.0)
+
+    async def apply(*objects: dict[str, Any]) -> None:
+        for each in objects:
+            await kubectl(control_plane, "apply", "-f", "-", stdin=json.dumps(each))
+
+    at_home = {"namespace": HOME}
+    for name in ("picked", "other"):
+        found = model(name, name)
+        await apply(found | {"metadata": found["metadata"] | at_home})
+    await apply(model("elsewhere", "elsewhere"))
+    await apply(endpoint_slice("picked", True, "192.0.2.1"), endpoint_slice("other", False, "192.0.2.9"))
+    options = GatewayOptions(
+        port=0, control_port=0, namespaces=(HOME, TEAM), endpoint_picker_port=0, endpoint_picker_plaintext=True
+    )
+    async with running(GatewayServer(options, access)) as gateway, proxy_of(gateway) as proxy:
+        # Not a generation: such a request does not wait.
+        path, body = "/tokenize", {"model": "picked"}
+        assert await proxy.exchange().pick(body, path) == ["192.0.2.1:8000"]
+        assert refused(await proxy.exchange().ask({"model": "other"}, path)) == (503, "engine_unavailable")
+        await _returns_bodies_with_served_names(proxy, f"{HOME}/picked", "picked")
+        # No pool in the namespace of the picker has its pods.
+        assert refused(await proxy.exchange().ask({"model": "elsewhere"}, path)) == (404, "model_not_found")
+        await apply(endpoint_slice("picked", True, "192.0.2.1", "192.0.2.2"))
+
+        async def has_both() -> bool:
+            return len(await proxy.exchange().pick(body, path)) == 2
+
+        await until(has_both)
+        await kubectl(control_plane, "delete", "endpointslice", "picked-frontend-x", "-n", HOME)
+
+        async def has_none() -> bool:
+            return (await proxy.exchange().ask(body, path)).HasField("immediate_response")
+
+        await until(has_none)
+        assert await proxy.health("readiness") == SERVING
+        gateway.server.stop()
+
+        async def is_leaving() -> bool:
+            return await proxy.health("readiness") == NOT_SERVING
+
+        await until(is_leaving)
+        assert await proxy.health("liveness") == SERVING
+
+
+async def _returns_bodies_with_served_names(proxy: Proxy, name: str, served: str) -> None:
+    """Show that the frontend gets the name that it knows, in both forms in which a proxy may send bodies."""
+    path, body = "/tokenize", json.dumps({"model": name, "prompt": "x"}).encode()
+    exchange = proxy.exchange()
+    assert (await exchange.ask(body, path)).HasField("request_headers")
+    assert json.loads(await exchange.whole_body()) == {"model": served, "prompt": "x"}
+    exchange = proxy.exchange()
+    await exchange.send(request_headers(path, mode=BUFFERED))
+    await exchange.read()
+    await exchange.send(request_body(body, end=True))
+    common = (await exchange.read()).request_body.response
+    assert json.loads(common.body_mutation.body)["model"] == served
+    assert set_headers(common)["content-length"] == str(len(common.body_mutation.body))

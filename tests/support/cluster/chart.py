@@ -116,6 +116,7 @@ MATRIX: Final[dict[str, Object]] = {
                 "jwksUrl": "https://id.example.com/keys",
             },
             "redis": {"url": "rediss://limits@redis.example.com:6380/2", "passwordSecret": {"name": "redis"}},
+            "endpointPicker": {"enabled": True, "plaintext": True, "ingressFrom": [{"namespaceSelector": {}}]},
             "args": ["--queue-timeout", "30"],
             "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "nodeSelector": {"pool": "web"},

@@ -14,21 +14,25 @@ from support.cluster.control_plane import LocalControlPlane
 
 _RBAC: Final = "rbac.authorization.k8s.io"
 _NAME: Final = "test-gateway"
-_RULES: Final[dict[str, dict[str, Any]]] = {
-    "ClusterRole": {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["list", "watch"]},
-    "Role": {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]},
+_READ: Final = {"verbs": ["list", "watch"]}
+_RULES: Final[dict[str, list[dict[str, Any]]]] = {
+    "ClusterRole": [{"apiGroups": [GROUP], "resources": [PLURAL]} | _READ],
+    "Role": [
+        {"apiGroups": [""], "resources": ["secrets"]} | _READ,
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]} | _READ,
+    ],
 }
 
 
 @contextlib.contextmanager
 def service_account(plane: LocalControlPlane, namespace: str, directory: Path) -> Iterator[ClusterAccess]:
-    """Create a namespace with the account: it may list and watch InferenceModels of the cluster, and Secrets here. The
-    files of its credentials are in `directory`."""
+    """Create a namespace with the account: it may list and watch InferenceModels of the cluster, and Secrets and
+    EndpointSlices here. The files of its credentials are in `directory`."""
     plane.kubectl("create", "namespace", namespace)
     plane.kubectl("create", "serviceaccount", _NAME, "-n", namespace)
-    for kind, rule in _RULES.items():
+    for kind, rules in _RULES.items():
         metadata = {"name": _NAME} | ({"namespace": namespace} if kind == "Role" else {})
-        role = {"apiVersion": f"{_RBAC}/v1", "kind": kind, "metadata": metadata, "rules": [rule]}
+        role = {"apiVersion": f"{_RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rules}
         binding = {
             "apiVersion": f"{_RBAC}/v1",
             "kind": f"{kind}Binding",
