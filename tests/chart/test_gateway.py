@@ -121,6 +121,15 @@ def test_it_reads_secrets_of_its_own_namespace_if_they_have_its_keys() -> None:
     assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]}]
 
 
+def test_it_has_variables_of_its_own() -> None:
+    own = [{"name": "OTEL_TRACES_SAMPLER", "value": "traceidratio"}]
+    assert container(ENABLED)["env"] == [{"name": "HOME", "value": "/tmp"}]
+    assert container({"gateway": {"enabled": True, "env": own}})["env"][1:] == own
+    for wrong in ({"name": "A"}, {"name": "A-B", "value": ""}, {"name": "A", "value": 1}):
+        with pytest.raises(HelmError, match="gateway/env/0"):
+            rendered({"gateway": {"enabled": True, "env": [wrong]}})
+
+
 def test_it_leaves_the_service_before_it_stops() -> None:
     found = container(ENABLED)
     assert found["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "control"}

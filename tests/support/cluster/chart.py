@@ -118,6 +118,7 @@ MATRIX: Final[dict[str, Object]] = {
             "redis": {"url": "rediss://limits@redis.example.com:6380/2", "passwordSecret": {"name": "redis"}},
             "endpointPicker": {"enabled": True, "plaintext": True, "ingressFrom": [{"namespaceSelector": {}}]},
             "args": ["--queue-timeout", "30"],
+            "env": [{"name": "OTEL_TRACES_SAMPLER", "value": "traceidratio"}],
             "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
             "nodeSelector": {"pool": "web"},
             "tolerations": [{"key": "web", "operator": "Exists"}],

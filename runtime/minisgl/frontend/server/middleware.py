@@ -85,9 +85,10 @@ class RecordMiddleware:
         client = record.client = client_connection(scope)
         record.address = scope["client"][0] if scope["client"] else ""
         tracer = self._requests.tracer
-        if tracer is not None and record.method == "POST" and (trace := tracer.begin(headers)) is not None:
-            record.trace = trace
-            record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
+        if tracer is not None and record.method == "POST":
+            record.trace = trace = tracer.begin(headers, is_trusted=self._trusts_gateway)
+            if trace is not None:
+                record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
         if self._trusts_gateway:
             record.given_tenant = given_tenant(headers)
         body_seconds = self._requests.limits.body_seconds

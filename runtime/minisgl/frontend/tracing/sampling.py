@@ -1,4 +1,4 @@
-"""Which traces are recorded. The choice follows from the trace id, so that all processes make the same one. Pure."""
+"""Which traces are recorded. A process that begins a trace chooses; those after it follow. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ ARGUMENT_VARIABLE: Final = "OTEL_TRACES_SAMPLER_ARG"
 
 _PARENT_BASED: Final = "parentbased_"
 _BITS: Final = 64
-"""Low bits of a trace id that decide, as in the libraries of OpenTelemetry."""
-_SHARES: Final[Mapping[str, float | None]] = {"always_on": 1.0, "always_off": 0.0, "traceidratio": None}
+"""Low bits of a number that decide, as in the libraries of OpenTelemetry."""
+_BY_SHARE: Final = "traceidratio"
+_SHARES: Final[Mapping[str, float | None]] = {"always_on": 1.0, "always_off": 0.0, _BY_SHARE: None}
 """Shares by the name of a sampler; None: its argument."""
 
 
@@ -24,22 +25,26 @@ class SamplerError(ValueError):
 
 class Sampler(NamedTuple):
     """`share` of the traces that begin here is recorded, from 0 to 1. `by_parent`: a request that belongs to a trace
-    is recorded if its parent is."""
+    is recorded if its parent is, whoever says so."""
 
     share: float
     by_parent: bool
 
-    def records(self, trace_id: int, parent: Parent | None) -> bool:
-        if parent is not None and self.by_parent:
+    def records(self, number: int, parent: Parent | None, *, is_trusted: bool = False) -> bool:
+        """Return whether a request is recorded. `number`: a random one. `is_trusted`: the parent is a gateway's, and no
+        client's."""
+        if parent is not None and (self.by_parent or is_trusted):
             return parent.is_sampled
-        return trace_id & ((1 << _BITS) - 1) < round(self.share * (1 << _BITS))
+        return number & ((1 << _BITS) - 1) < round(self.share * (1 << _BITS))
 
 
 def make_sampler(share: float | None, variables: Mapping[str, str]) -> Sampler:
-    """Return the sampler of the flag `share`, or of OpenTelemetry's variables without it. Raises SamplerError."""
+    """Return the sampler of the flag `share`, or of OpenTelemetry's variables without it; whether clients have a say is
+    in the variable alone. Raises SamplerError."""
+    given = variables.get(SAMPLER_VARIABLE, "").strip()
     if share is not None:
-        return Sampler(share, by_parent=True)
-    name = variables.get(SAMPLER_VARIABLE, "").strip() or f"{_PARENT_BASED}traceidratio"
+        return Sampler(share, by_parent=given != _BY_SHARE)
+    name = given or f"{_PARENT_BASED}{_BY_SHARE}"
     known = name.removeprefix(_PARENT_BASED)
     if known not in _SHARES:
         names = ", ".join((*_SHARES, *(f"{_PARENT_BASED}{each}" for each in _SHARES)))

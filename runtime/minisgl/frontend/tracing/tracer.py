@@ -44,16 +44,17 @@ class Tracer:
         self._sampler = sampler
         self._export = export
 
-    def begin(self, headers: Headers) -> RequestTrace | None:
-        """Return the trace of a request that is recorded; None: it is not."""
+    def begin(self, headers: Headers, *, is_trusted: bool = False) -> RequestTrace | None:
+        """Return the trace of a request that is recorded; None: it is not. `is_trusted`: it comes from a gateway."""
         given = headers.get(TRACEPARENT)
         parent = None if given is None else read_traceparent(given)
-        trace_id = (random.getrandbits(_TRACE_ID_BITS) or 1) if parent is None else parent.trace_id
-        if not self._sampler.records(trace_id, parent):
+        # Not the id of a given trace: clients would choose one that is always recorded.
+        number = random.getrandbits(_TRACE_ID_BITS) or 1
+        if not self._sampler.records(number, parent, is_trusted=is_trusted):
             return None
         if parent is None:
-            return RequestTrace(trace_id, 0, "")
-        return RequestTrace(trace_id, parent.span_id, read_tracestate(headers.getlist(TRACESTATE)))
+            return RequestTrace(number, 0, "")
+        return RequestTrace(parent.trace_id, parent.span_id, read_tracestate(headers.getlist(TRACESTATE)))
 
     def end(self, trace: RequestTrace, spans: Sequence[Span], now: float) -> None:
         """Export the spans of a request. `now`: time of the event loop."""

@@ -51,6 +51,7 @@ def test_the_state_of_several_headers_is_joined_and_limited() -> None:
     ("share", "variables", "expected"),
     [
         (0.5, {"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(0.5, True)),
+        (0.5, {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "1"}, Sampler(0.5, False)),
         (None, {}, Sampler(0.1, True)),
         (None, {"OTEL_TRACES_SAMPLER_ARG": "0.25"}, Sampler(0.25, True)),
         (None, {"OTEL_TRACES_SAMPLER": "always_on"}, Sampler(1.0, False)),
@@ -83,7 +84,14 @@ def test_the_parent_decides_unless_the_sampler_says_otherwise() -> None:
     assert Sampler(1.0, False).records(HIGH, UNSAMPLED) and not Sampler(0.0, False).records(LOW, SAMPLED)
 
 
-def test_the_low_bits_of_a_trace_decide_about_one_without_a_parent() -> None:
+def test_the_parent_of_a_gateway_decides_also_where_clients_have_no_say() -> None:
+    for share in (0.0, 1.0):
+        sampler = Sampler(share, False)
+        assert sampler.records(HIGH, SAMPLED, is_trusted=True) and not sampler.records(LOW, UNSAMPLED, is_trusted=True)
+        assert sampler.records(LOW, None, is_trusted=True) == bool(share)
+
+
+def test_the_low_bits_of_a_number_decide_about_one_without_a_parent() -> None:
     half = Sampler(0.5, True)
     assert half.records(LOW, None) and not half.records(HIGH, None)
     assert Sampler(1.0, True).records(HIGH, None) and not Sampler(0.0, True).records(0, None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from minisgl.frontend.config import TraceOptions
+from minisgl.frontend.config import Access, TraceOptions
 from minisgl.frontend.metrics.types import Total
 from minisgl.frontend.tracing import tracer
 from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Pool, Submit, Tokens
@@ -122,6 +122,31 @@ def test_a_request_that_is_not_sampled_has_no_span(
     assert {span.attributes.get("minisgl.request.id") for span in traces.trace_of("last")} == {None, "last"}
     assert {span.trace_id for span in traces.spans} == {TRACE_ID}
     assert sum(span.kind == "server" for span in traces.spans) == 1
+
+
+def test_a_client_that_chooses_the_id_of_its_trace_does_not_choose_to_be_recorded(
+    make_stack: MakeStack, traces: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    stack = make_stack(traces=all_of(traces, 1e-9))
+    stack.scheduler.answer = answer
+    # Of the ids of traces, the one that a share takes first.
+    chosen = f"00-{'1'.ljust(32, '0')}-b7ad6b7169203331-01"
+    for _ in range(3):
+        assert stack.http.post("/v1/chat/completions", json=CHAT, headers={"traceparent": chosen}).status_code == 200
+    stack.server.stop()
+    stack.join()
+    assert not traces.spans
+
+
+def test_the_gateway_decides_for_a_frontend_that_clients_cannot_reach(
+    make_stack: MakeStack, traces: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    stack = make_stack(traces=all_of(traces, 0.0), access=Access(trust_gateway=True))
+    stack.scheduler.answer = answer
+    stack.http.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "mine", "traceparent": PARENT})
+    assert traces.trace_of("mine")[0].trace_id == TRACE_ID
 
 
 def test_an_answer_that_goes_on_at_another_engine_has_one_trace(make_stack: MakeStack, traces: Collector) -> None:
