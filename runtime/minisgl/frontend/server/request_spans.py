@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from minisgl.frontend.server.json_body import truncate
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.response_stream import Choice, ResponseStream
 from minisgl.frontend.tracing.request_trace import RequestTrace, Span, SpanEvent, Value
@@ -27,6 +28,9 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 
 _MAX_CHOICES: Final = 16
 """Choices with spans of their own: a request may have a thousand."""
+
+_MAX_NAME: Final = 256
+"""Characters of a model's name: before a model is known, it is what a client has written."""
 
 REQUEST_ID: Final = "minisgl.request.id"
 ENGINE: Final = "minisgl.engine"
@@ -76,7 +80,7 @@ def _model_attributes(record: RequestRecord) -> dict[str, Value]:
         return {}
     found: dict[str, Value] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "minisgl"}
     if record.model:
-        found["gen_ai.request.model"] = record.model
+        found["gen_ai.request.model"] = truncate(record.model, _MAX_NAME)
     stream = record.stream
     if stream is None:
         return found

@@ -14,7 +14,10 @@ import pytest
 
 from minisgl.frontend.config import Access, TraceOptions
 from minisgl.frontend.metrics.types import Total
+from minisgl.frontend.server.request_record import RequestRecord
+from minisgl.frontend.server.request_spans import request_spans
 from minisgl.frontend.tracing import tracer
+from minisgl.frontend.tracing.request_trace import RequestTrace
 from minisgl.wire.messages import Ack, Failed, FirstTokenWait, FromScheduler, Pool, Submit, Tokens
 from support.frontend.fake_scheduler import FakeScheduler, pooled_row, row
 from support.frontend.served import RUNTIME, eventually, metric_sum
@@ -185,6 +188,13 @@ def test_a_request_that_fails_says_where(make_stack: MakeStack, traces: Collecto
     (bad,) = traces.trace_of("bad")
     assert not bad.failed and bad.attributes["http.response.status_code"] == 400
     assert b"secret" not in traces.raw
+
+
+def test_a_name_of_a_model_that_is_not_known_yet_makes_no_large_span() -> None:
+    path = "/v1/completions"
+    record = RequestRecord(request_id="mine", method="POST", path=path, route=path, started_at=0.0, model="m" * 100_000)
+    (own,) = request_spans(record, RequestTrace(1, 0, ""), 1.0)
+    assert 0 < len(str(own.attributes["gen_ai.request.model"])) < 1000
 
 
 def test_choices_have_spans_of_their_own_up_to_a_number(make_stack: MakeStack, traces: Collector) -> None:
