@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_WAIT_SECONDS: Final = 0.25
+"""Longest time that a request waits for Redis, with its turn."""
 _ANSWER_SECONDS: Final = 0.25
-"""Longest time that a request waits for Redis."""
+"""Time for an answer after which Redis counts as lost."""
 _CONNECT_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 1.0
 """Between two attempts to connect."""
@@ -103,7 +105,13 @@ class SharedLimits:
 
     async def begin(self, tenant: Tenant) -> Counted | None:
         """Count a request of a tenant, unless a limit is reached. None: Redis does not answer."""
-        counted = await self._send(tenant, 1, 0, 1)
+        counted = None
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS):
+                counted = await self._send(tenant, 1, 0, 1)
+        except TimeoutError:
+            # The commands before it are slow, though each is answered in time.
+            pass
         if counted is None:
             self.missed += 1
         return counted
@@ -120,6 +128,8 @@ class SharedLimits:
             try:
                 client = self._connect()
                 await _check(client, _CONNECT_SECONDS)
+                # Once more, without the time to connect: requests must not find out that it is too slow.
+                await _check(client, _ANSWER_SECONDS)
                 logger.info("limits are counted in Redis, together with other gateways")
                 self.is_up, problem = True, ""
                 await self._serve(client)
@@ -154,13 +164,15 @@ class SharedLimits:
             except TimeoutError:
                 await _check(client, _ANSWER_SECONDS)
                 continue
-            batch = self._waiting[:_BATCH]
-            async with asyncio.timeout(_ANSWER_SECONDS):
-                found = await _evaluate(client, [(command.tenant, command.arguments) for command in batch])
-            del self._waiting[: len(batch)]
-            for command, counted in zip(batch, found, strict=True):
-                if not command.answer.done():
-                    command.answer.set_result(counted)
+            # Those for which nobody waits any more would only delay the others.
+            self._waiting = [command for command in self._waiting if not command.answer.cancelled()]
+            if batch := self._waiting[:_BATCH]:
+                async with asyncio.timeout(_ANSWER_SECONDS):
+                    found = await _evaluate(client, [(command.tenant, command.arguments) for command in batch])
+                del self._waiting[: len(batch)]
+                for command, counted in zip(batch, found, strict=True):
+                    if not command.answer.done():
+                        command.answer.set_result(counted)
             if not self._waiting:
                 self._wanted.clear()
 

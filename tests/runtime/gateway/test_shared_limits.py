@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minisgl.frontend.errors import ApiError
+from minisgl.gateway import shared_limits
 from minisgl.gateway.config import RedisOptions
 from minisgl.gateway.keys import Tenant
 from minisgl.gateway.limits import Bucket
@@ -215,6 +216,45 @@ async def test_a_redis_that_does_not_count_delays_nothing(
         setattr(redis, fault, "")
         await until(lambda: counts(one))
         assert (await post(one, "sk-search")).status == 200
+
+
+async def test_a_request_waits_for_its_own_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_redis() as redis:
+        shared, tenant = SharedLimits(RedisOptions(url=redis.url)), Tenant(name="a", requests_per_minute=9)
+        async with _running(shared):
+            # Redis may take its time for what comes before.
+            monkeypatch.setattr(shared_limits, "_ANSWER_SECONDS", 3600.0)
+            monkeypatch.setattr(shared_limits, "_WAIT_SECONDS", 0.01)
+            redis.is_silent = True
+            assert await asyncio.gather(*(shared.begin(tenant) for _ in range(3))) == [None] * 3
+            assert (shared.missed, shared.is_up) == (3, True)
+
+
+async def test_requests_that_wait_no_longer_are_not_counted_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_limits, "_BATCH", 1)
+    async with fake_redis() as redis:
+        shared, tenant = SharedLimits(RedisOptions(url=redis.url)), Tenant(name="a", requests_per_minute=9)
+        async with _running(shared):
+            with monkeypatch.context() as hurried:
+                hurried.setattr(shared_limits, "_WAIT_SECONDS", 0.0)
+                assert await asyncio.gather(*(shared.begin(tenant) for _ in range(3))) == [None] * 3
+            counted = await shared.begin(tenant)
+            assert counted is not None
+            assert counted.missing_requests <= 2, "at most one was on its way when its time was over"
+
+
+async def test_a_redis_that_is_too_slow_for_requests_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(shared_limits, "_ANSWER_SECONDS", 0.0)
+    async with fake_redis() as redis:
+        shared = SharedLimits(RedisOptions(url=redis.url))
+        task = asyncio.create_task(shared.run())
+        await until(lambda: "no answer in time" in caplog.text)
+        task.cancel()
+        await asyncio.wait({task})
+    assert "together with other gateways" not in caplog.text, "no request found out"
 
 
 async def test_the_password_is_that_of_the_file_and_in_no_log(
