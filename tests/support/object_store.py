@@ -35,6 +35,10 @@ class ObjectStore:
 
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     page_size: int = 1000
+    empty_pages: bool = False
+    """Whether lists have pages without objects, and no end."""
+    page: bytes = b""
+    """Answer to each list, as of a server that is no object store; empty: none."""
     broken_downloads: int = 0
     """Number of downloads whose connection closes in the middle."""
     refused: list[tuple[int, str]] = field(default_factory=list)
@@ -138,13 +142,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         self.store.count("list")
+        if self.store.page:
+            return self._send(200, self.store.page)
         prefix = query.get("prefix", "")
         after = base64.b64decode(query.get("continuation-token", "")).decode()
         objects = self.store.buckets[bucket]
         keys = [key for key in sorted(objects) if key.startswith(prefix) and key > after]
         page = keys[: self.store.page_size]
         more = ""
-        if len(keys) > len(page):
+        if self.store.empty_pages:
+            token = base64.b64encode(b"%d" % self.store.requests["list"]).decode()
+            page, more = [], f"<NextContinuationToken>{token}</NextContinuationToken>"
+        elif len(keys) > len(page):
             token = base64.b64encode(page[-1].encode()).decode()
             more = f"<NextContinuationToken>{token}</NextContinuationToken>"
         entries = "".join(
@@ -190,7 +199,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_xml(status, f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>")
 
     def _send_xml(self, status: int, text: str) -> None:
-        body = f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode()
+        self._send(status, f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode())
+
+    def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-type", "application/xml")
         self.send_header("content-length", str(len(body)))

@@ -31,6 +31,8 @@ _URI: Final = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/
 _CHUNK_BYTES: Final = 1 << 20
 _LARGE_BYTES: Final = 1 << 20
 """Size of objects that are linked from another checkpoint of the same bucket."""
+_MOST_OBJECTS: Final = 100_000
+"""Objects that are listed, in folders too; each is kept in memory."""
 _TIMEOUT_SECONDS: Final = 30.0
 """To connect, and between two chunks."""
 _CONNECTIONS: Final = 10
@@ -70,13 +72,17 @@ class Bucket:
         return f"{self._client.meta.endpoint_url}/{self._name}/{self._prefix}".rstrip("/")
 
     def listing(self) -> tuple[str, list[RemoteFile]]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=self._prefix)
-        found = [
-            self._file(entry["Key"].removeprefix(self._prefix), entry)
-            for page in pages
-            for entry in page.get("Contents", ())
-            if is_in_checkpoint(entry["Key"].removeprefix(self._prefix))
-        ]
+        found, listed_objects = [], 0
+        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._name, Prefix=self._prefix):
+            entries = page.get("Contents", ())
+            # An empty page counts, too: a store could send them without end.
+            listed_objects += max(len(entries), 1)
+            if listed_objects > _MOST_OBJECTS:
+                message = f"{self.repository} has more than {_MOST_OBJECTS} objects: name the folder of one checkpoint"
+                raise FetchError("NotFound", message)
+            for entry in entries:
+                if is_in_checkpoint(name := entry["Key"].removeprefix(self._prefix)):
+                    found.append(self._file(name, entry))
         if not found:
             raise FetchError("NotFound", f"{self.repository} has no objects: check the prefix, which ends at a folder")
         files = servable_files(self.repository, found)
@@ -92,10 +98,14 @@ class Bucket:
         listed = msgspec.json.encode(sorted((file.name, file.size, file.digest) for file in files))
         return hashlib.sha256(listed).hexdigest()[:40], files
 
+    @property
+    def _place(self) -> str:
+        """What follows an ETag, which alone says nothing about the objects of another bucket or store."""
+        return f" in {self._client.meta.endpoint_url}/{self._name}"
+
     def _file(self, name: str, entry: Mapping[str, Any]) -> RemoteFile:
         size = entry["Size"]
-        # An ETag alone says nothing about the objects of another bucket.
-        digest = f"{entry['ETag']} in {self._name}"
+        digest = f"{entry['ETag']}{self._place}"
         return RemoteFile(name=name, size=size, digest=digest, is_large=size >= _LARGE_BYTES, hashed=False)
 
     @contextmanager
@@ -103,7 +113,7 @@ class Bucket:
         """Raises ContentChanged, and errors of boto3."""
         from botocore.exceptions import ClientError
 
-        etag = file.digest.removesuffix(f" in {self._name}")
+        etag = file.digest.removesuffix(self._place)
         asked: dict[str, str] = {"IfMatch": etag}
         if first or end is not None:
             asked["Range"] = f"bytes={first}-{'' if end is None else end - 1}"

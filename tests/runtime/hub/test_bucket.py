@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from minisgl import LLM, SamplingParams
 from minisgl.cli.main import main
@@ -22,6 +23,7 @@ from minisgl.hub.bucket import Bucket
 from minisgl.hub.fetch import fetch
 from minisgl.hub.fetch_error import FetchError
 from minisgl.hub.headers import fetch_headers
+from minisgl.hub.neighbours import Neighbours
 from minisgl.hub.resolve import resolve
 from minisgl.wire.status import FetchStatus
 from support.object_store import KEY, ObjectStore
@@ -198,6 +200,36 @@ def test_a_thousand_and_one_objects_are_listed_in_pages(
     assert {file.name for file in files} == {*expected(objects), "zz.json"}
 
 
+def test_a_folder_of_too_many_objects_is_no_checkpoint(
+    store: ObjectStore, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setattr(buckets, "_MOST_OBJECTS", 3)
+    store.page_size = 2
+    with pytest.raises(FetchError, match="has more than 3 objects: name the folder of one checkpoint") as failed:
+        run_fetch(tmp_path / "model", "s3://models")
+    assert (failed.value.code, store.requests["list"]) == ("NotFound", 2)
+
+
+def test_pages_without_objects_have_an_end(store: ObjectStore, environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environment.setattr(buckets, "_MOST_OBJECTS", 3)
+    store.empty_pages = True
+    with pytest.raises(FetchError, match="has more than 3 objects"):
+        run_fetch(tmp_path / "model")
+
+
+def test_a_file_of_another_store_is_not_linked_for_the_name_of_its_bucket(
+    objects: dict[str, bytes], environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    neighbours = Neighbours(share_files=True)
+    for place in ("one", "other"):
+        with ObjectStore({"models": objects}).serve() as url:
+            fetch(Bucket(URI, url), tmp_path / place, lambda _: None, neighbours)
+        for name in WEIGHTS:
+            assert (tmp_path / place / name).read_bytes() == objects[f"{PREFIX}{name}"]
+            # A store may give an ETag to any content.
+            (tmp_path / place / name).write_bytes(bytes(LARGE_BYTES))
+
+
 def test_no_file_is_written_outside_of_the_checkpoint(
     store: ObjectStore, objects: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -320,6 +352,33 @@ def test_a_bundle_of_certificates_that_is_missing_is_named(
     environment.setenv("AWS_CA_BUNDLE", "/nowhere.pem")
     with pytest.raises(FetchError, match=r"AWS_CA_BUNDLE is /nowhere\.pem, which is not a file"):
         run_fetch(tmp_path / "model")
+
+
+@pytest.mark.parametrize("page", [b"<html><br>a private page</html>", b"{}", b"\xff"])
+def test_an_answer_that_is_not_of_an_object_store_is_an_error_without_it(
+    page: bytes, store: ObjectStore, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment.setattr(model_fetch, "_MAX_ATTEMPTS", 1)
+    store.page = page
+    environment.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    words = r"500: .*; it does not answer as an object store does: check the endpoint$"
+    with pytest.raises(FetchError, match=words) as failed:
+        run_fetch(tmp_path / "model")
+    assert "private" not in str(failed.value)
+    assert (failed.value.code, failed.value.exit_code) == ("Unreachable", 1)
+
+
+def test_a_long_text_of_a_store_leaves_room_for_the_reason(store: ObjectStore, tmp_path: Path) -> None:
+    store.refused = [(400, "Long" * 5000)] * 2
+    log = tmp_path / "termination-log"
+    assert main(["models", "fetch", URI, str(tmp_path / "model"), "--termination-log", str(log)]) == 2
+    assert json.loads(log.read_text())["reason"] == "NotFound"
+    assert log.stat().st_size < 4096
+
+
+def test_a_connection_that_breaks_off_below_http_is_retryable() -> None:
+    failure = Bucket(URI).failure(urllib3.exceptions.SSLError("decryption failed or bad record mac"))
+    assert failure is not None and failure.is_retryable
 
 
 def test_an_endpoint_that_is_no_object_store_is_an_error(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
