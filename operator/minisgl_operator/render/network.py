@@ -72,7 +72,7 @@ def frontend_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
 
 def fetch_policy(model: InferenceModel, defaults: Defaults) -> Manifest:
     egress: list[dict[str, Any]] = [_DNS, {"ports": [_HTTPS]}]
-    if remote_access.may_use_pod_identity(model, defaults):
+    if remote_access.may_use_pod_identity(model):
         egress.append(_POD_IDENTITY)
     if remote_access.may_use_any_port(model, defaults):
         egress = [{}]

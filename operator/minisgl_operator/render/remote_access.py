@@ -34,10 +34,11 @@ def may_use_any_port(model: InferenceModel, defaults: Defaults) -> bool:
     return _endpoint(model, defaults) is not None or bool(_proxies(defaults))
 
 
-def may_use_pod_identity(model: InferenceModel, defaults: Defaults) -> bool:
-    """True if the credentials may be those that an agent on the node has for the pod's account."""
+def may_use_pod_identity(model: InferenceModel) -> bool:
+    """True if the credentials may be those that an agent on the node has for the pod's account. The default Secret may
+    be missing in the model's namespace."""
     s3 = model.spec.model.source.s3
-    return s3 is not None and _secret(s3, _store(s3, defaults)) is None
+    return s3 is not None and s3.secret_name is None
 
 
 def variables(model: InferenceModel, defaults: Defaults) -> list[dict[str, Any]]:
@@ -49,6 +50,8 @@ def variables(model: InferenceModel, defaults: Defaults) -> list[dict[str, Any]]
         store = _store(source.s3, defaults)
         found = _credentials(source.s3, store)
         plain |= {"AWS_CA_BUNDLE": bundle or "", "AWS_DEFAULT_REGION": source.s3.region or store.region or ""}
+        # The role of the node is not the model's, also where no NetworkPolicy keeps the pod from it.
+        plain |= {"AWS_EC2_METADATA_DISABLED": "true"}
     else:
         assert source.hugging_face is not None
         found = _token(source.hugging_face, defaults)

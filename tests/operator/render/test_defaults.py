@@ -376,6 +376,13 @@ def test_another_store_does_not_get_the_keys_of_the_cluster_s() -> None:
     assert pod["args"][3] != fetch_s3({})["args"][3], "another bucket has another directory of the cache"
 
 
+def test_a_fetch_does_not_use_the_role_of_its_node() -> None:
+    for models, source in (({}, {}), ({"s3": STORE}, {}), ({}, {"endpoint": "https://elsewhere"})):
+        assert fetch_s3(models, **source)["env"]["AWS_EC2_METADATA_DISABLED"] == "true"
+    own = [{"name": "AWS_EC2_METADATA_DISABLED", "value": "false"}]
+    assert fetch_s3({}, {"fetch": {"env": own}})["env"]["AWS_EC2_METADATA_DISABLED"] == "false"
+
+
 def test_a_slash_at_the_end_is_the_same_folder_of_a_bucket() -> None:
     assert fetch_s3({}, uri="s3://models/qwen3/")["args"][3] == fetch_s3({})["args"][3]
 
@@ -400,11 +407,13 @@ def test_a_fetch_from_a_store_of_the_cluster_may_use_any_port(models: dict[str, 
 
 
 def test_only_a_fetch_with_credentials_of_the_cloud_reaches_the_agent_that_has_them() -> None:
-    def reaches(source: dict[str, Any]) -> bool:
-        return "169.254.170.23/32" in str(policy({}, names.FETCH, source=source)["egress"])
+    def reaches(source: dict[str, Any], models: dict[str, Any] | None = None) -> bool:
+        return "169.254.170.23/32" in str(policy(models or {}, names.FETCH, source=source)["egress"])
 
     assert reaches({"s3": {"uri": "s3://models/qwen3"}})
     assert not reaches({"s3": {"uri": "s3://models/qwen3", "secretName": "keys"}})
+    of_namespaces = {"s3": {"secretName": "minio"}}
+    assert reaches({"s3": {"uri": "s3://models/qwen3"}}, of_namespaces), "not every namespace has the Secret"
     assert not reaches(HUB)
     assert "169.254.169.254" not in str(policy({}, names.FETCH, source={"s3": {"uri": "s3://models/qwen3"}}))
 
