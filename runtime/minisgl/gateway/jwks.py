@@ -67,6 +67,7 @@ def read_keys(document: bytes) -> dict[str, tuple[SigningKey, ...]]:
 
 def _signing_key(fields: dict[str, Any]) -> SigningKey | None:
     import jwt
+    from cryptography.exceptions import UnsupportedAlgorithm
 
     kind, operations = fields.get("kty"), fields.get("key_ops")
     curve = "" if kind == "RSA" else fields.get("crv")
@@ -82,6 +83,7 @@ def _signing_key(fields: dict[str, Any]) -> SigningKey | None:
         return None
     try:
         public = jwt.PyJWK(fields, algorithm=algorithms[0]).key
-    except (jwt.PyJWTError, ValueError, TypeError, OverflowError):
+    except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, OverflowError):
+        # Where only approved algorithms work (FIPS), a library refuses the others.
         return None
     return None if kind == "RSA" and public.key_size not in _RSA_BITS else SigningKey(public, algorithms)

@@ -15,10 +15,10 @@ import msgspec
 from minisgl.errors import CodedError, describe
 from minisgl.frontend.errors import ApiError
 from minisgl.gateway.config import OidcOptions
-from minisgl.gateway.jwks import KeySetError, SigningKey, read_keys
+from minisgl.gateway.jwks import SigningKey, read_keys
 from minisgl.gateway.models import Address
 from minisgl.gateway.tokens import refused
-from minisgl.gateway.upstream import Client, UpstreamError
+from minisgl.gateway.upstream import Client
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ _CONNECT_SECONDS: Final = 5.0
 _FETCH_SECONDS: Final = 10.0
 _MAX_DOCUMENT: Final = 512 << 10
 """Bytes of a document of the provider."""
+_MAX_SHOWN: Final = 200
+"""Characters of what it says that are logged."""
 _REFRESH_SECONDS: Final = 600.0
 _LEAST_SECONDS: Final = 10.0
 """Between two fetches for tokens with unknown keys: anybody can send such tokens."""
@@ -130,7 +132,8 @@ class Provider:
                 self.version += 1
                 logger.info("read %d keys of the identity provider %s", self.key_count, self._issuer)
             self._problem = ""
-        except (_FetchError, KeySetError, UpstreamError, TimeoutError) as error:
+        except Exception as error:
+            # Whatever the provider sends, models must not be lost with it.
             reason = f"no answer within {_FETCH_SECONDS:g} s" if isinstance(error, TimeoutError) else describe(error)
             self.failures += 1
             if reason != self._problem:
@@ -148,7 +151,7 @@ class Provider:
             raise _FetchError(f"{self._issuer}{_DISCOVERY} has no `issuer` and `jwks_uri`") from None
         if found.issuer != self._issuer:
             # OpenID Connect Discovery, section 4.3.
-            raise _FetchError(f"the provider calls itself {found.issuer!r}; write --oidc-issuer so")
+            raise _FetchError(f"the provider calls itself {found.issuer[:_MAX_SHOWN]!r}; write --oidc-issuer so")
         try:
             return _parsed(found.jwks_uri, "jwks_uri")
         except ProviderError as error:

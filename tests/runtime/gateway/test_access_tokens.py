@@ -16,6 +16,7 @@ from typing import Any
 
 import jwt
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given
@@ -292,6 +293,17 @@ def test_keys_that_may_not_sign_are_left_out() -> None:
             read_keys(document)
 
 
+def test_a_key_that_the_library_refuses_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where only approved algorithms work."""
+
+    def refuse(_: bytes) -> Any:
+        raise UnsupportedAlgorithm("ed25519 is not supported")
+
+    keys = [published(ed25519.Ed25519PrivateKey.generate(), "new"), published(RSA_KEY, "old")]
+    monkeypatch.setattr(ed25519.Ed25519PublicKey, "from_public_bytes", refuse)
+    assert set(read_keys(json.dumps({"keys": keys}).encode())) == {"old"}
+
+
 @contextlib.asynccontextmanager
 async def known_by(issuer: IdentityProvider, **options: Any) -> AsyncIterator[Identities]:
     """Identities of a provider whose keys are fetched when they are needed."""
@@ -357,6 +369,22 @@ async def test_the_last_keys_stay_while_the_provider_is_lost(
         assert await status_of(found, issuer.token(kid="two")) == 401
         assert found.provider.failures == len(lost) + 1
     assert "keeping its 1 keys" in caplog.text
+
+
+async def test_no_document_of_the_provider_ends_the_gateway(tenants: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: bytes) -> Any:
+        raise RuntimeError("a fault of a library")
+
+    monkeypatch.setattr(provider, "read_keys", fail)
+    async with (
+        identity_provider() as issuer,
+        stub_frontend("a") as stub,
+        gateway_with(issuer, tenants, model=stub) as gateway,
+    ):
+        assert (await post(gateway, issuer.token())).code == "provider_unavailable"
+        assert (await post(gateway, "sk-all")).status == 200
+        assert issuer.fetches
+        assert (await gateway.get("/ready")).status == 200
 
 
 async def test_a_provider_that_is_lost_keeps_no_key_out(tenants: Path) -> None:
