@@ -34,6 +34,8 @@ _IDLE_SECONDS: Final = 15.0
 """Time without a command after which the connection is tried, so that no request finds out that it is lost."""
 _BATCH: Final = 256
 """Most commands that are sent together."""
+_MOST: Final = 1e15
+"""Units that may be missing to a full bucket, which is more than any tenant uses."""
 _PORT: Final = 6379
 _PREFIX: Final = "minisgl:limits"
 _NOBODY: Final = "*"
@@ -185,14 +187,21 @@ class SharedLimits:
         self._wanted.clear()
 
 
-async def _evaluate(client: Redis, commands: Sequence[tuple[str, tuple[int, ...]]]) -> list[Counted]:
-    """Run the script for tenants with their arguments. Raises an error of the client if one of them fails."""
+async def _evaluate(client: Redis, commands: Sequence[tuple[str, tuple[int, ...]]]) -> list[Counted | None]:
+    """Run the script for tenants with their arguments; None: what is kept of a tenant is no count. Raises an error of
+    the client if one of them fails."""
     pipeline = client.pipeline(transaction=False)
     for tenant, arguments in commands:
         keys = [f"{_PREFIX}:{{{tenant}}}:{unit}" for unit in _UNITS]
         pipeline.eval(SCRIPT, len(keys), *keys, *map(str, arguments))
     answers: list[Any] = await pipeline.execute()
-    return [Counted(bool(admitted), float(requests), float(tokens)) for admitted, requests, tokens in answers]
+    return [_counted(*answer) for answer in answers]
+
+
+def _counted(admitted: int, *missing: bytes) -> Counted | None:
+    """Who may write to Redis may write any number, such as `inf` or `nan`."""
+    requests, tokens = map(float, missing)
+    return Counted(bool(admitted), requests, tokens) if 0 <= requests <= _MOST and 0 <= tokens <= _MOST else None
 
 
 async def _check(client: Redis, seconds: float) -> None:

@@ -257,6 +257,20 @@ async def test_a_redis_that_is_too_slow_for_requests_is_not_used(
     assert "together with other gateways" not in caplog.text, "no request found out"
 
 
+@pytest.mark.parametrize("written", ["inf", "nan", "1e308"])
+async def test_a_number_that_is_no_count_is_not_believed(written: str) -> None:
+    async with fake_redis() as redis:
+        shared = SharedLimits(RedisOptions(url=redis.url))
+        async with _running(shared):
+            redis.hashes["minisgl:limits:{a}:requests"] = {"missing": written, "at": str(redis.now)}
+            account = Account(Tenant(name="a", requests_per_minute=2), 0.0, shared)
+            for _ in range(2):
+                await account.admit(lambda: 0.0)
+            with pytest.raises(ApiError, match="used its 2 requests per minute"):
+                await account.admit(lambda: 0.0)
+            assert (shared.missed, shared.is_up) == (3, True)
+
+
 async def test_the_password_is_that_of_the_file_and_in_no_log(
     keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -60,7 +60,7 @@ class Admission:
         if limit is not None and self._in_flight_by_key[key_name] >= limit:
             raise self._reject("key_limit", "too_many_requests", f"this key has {limit} choices in progress")
         most, own = self._limits.in_flight, self._in_flight_of.get(tenant, 0)
-        if self._in_flight >= most and not has_share(own, 1, self._in_flight, most, +self._in_flight_of):
+        if self._in_flight >= most and not has_share(own, 1, self._in_flight, most, self._in_flight_of):
             raise self._reject("in_flight", "too_many_requests", "too many concurrent requests")
         self._in_flight += 1
         self._in_flight_of[tenant] += 1
