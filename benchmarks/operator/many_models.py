@@ -177,14 +177,21 @@ async def _listed(client: Client, session: aiohttp.ClientSession, gateways: list
     """Seconds from an apply, and from the deletion, to the lists of all gateways; the longer of the two."""
     start = time.monotonic()
     await _apply(client, name, True)
-    while not all([name in await _states(session, gateway.url) for gateway in gateways]):
-        await asyncio.sleep(0.01)
-    applied = time.monotonic() - start
+    applied = await _until_listed(session, gateways, name, start, is_there=True)
     start = time.monotonic()
     await client.request("DELETE", MODEL.path(_MODELS, name))
-    while any([name in await _states(session, gateway.url) for gateway in gateways]):
+    return max(applied, await _until_listed(session, gateways, name, start, is_there=False))
+
+
+async def _until_listed(
+    session: aiohttp.ClientSession, gateways: list[_Gateway], name: str, start: float, *, is_there: bool
+) -> float:
+    """Wait until all gateways list a model, or none does; returns the seconds since `start`."""
+    while {name in await _states(session, gateway.url) for gateway in gateways} != {is_there}:
+        if time.monotonic() - start > _GIVE_UP_SECONDS:
+            raise RuntimeError(f"{name} is {'not' if is_there else 'still'} listed after {_GIVE_UP_SECONDS:.0f} s")
         await asyncio.sleep(0.01)
-    return max(applied, time.monotonic() - start)
+    return time.monotonic() - start
 
 
 async def _wake(client: Client, session: aiohttp.ClientSession, url: str, name: str) -> float:
