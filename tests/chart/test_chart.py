@@ -378,6 +378,8 @@ def test_the_chart_version_matches_the_program() -> None:
         ({"defaults": {"route": {"parentRefs": [{"namespace": "a"}]}}}, "route/parentRefs/0"),
         ({"defaults": {"proxy": {"ftp": "a"}}}, "proxy"),
         ({"defaults": {"traces": {"endpoint": "collector:4317"}}}, "traces/endpoint"),
+        ({"defaults": {"traces": {"endpoint": "http://collector:65536"}}}, "traces/endpoint"),
+        ({"defaults": {"traces": {"endpoint": "http://me:secret@collector:4318"}}}, "traces/endpoint"),
         ({"defaults": {"traces": {"sampling": 2}}}, "traces/sampling"),
         ({"defaults": {"networkPolicy": {"monitoringNamespaces": "a"}}}, "monitoringNamespaces"),
         ({"defaults": {"rollout": {"maxModels": -1}}}, "rollout/maxModels"),

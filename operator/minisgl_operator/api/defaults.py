@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from minisgl_operator.api.base import ApiModel, DnsLabel, Integer, LabelValue, ObjectName, SecretKey, problem
 from minisgl_operator.api.pod_template import PodMetadata
@@ -116,10 +117,19 @@ class RouteDefaults(ApiModel):
     """Host names of requests to models which name none; default: all."""
 
 
+def _with_a_port(url: str) -> str:
+    """Raises ValueError for a URL whose host or port cannot be read: NetworkPolicies of all models have the port."""
+    if urlsplit(url).port == 0:
+        raise ValueError("port 0 is none")
+    return url
+
+
 class TraceDefaults(ApiModel):
     """Traces of frontends."""
 
-    endpoint: str | None = Field(default=None, max_length=500, pattern=r"^https?://[^\s/?#]+[^\s?#]*$")
+    endpoint: Annotated[str, AfterValidator(_with_a_port)] | None = Field(
+        default=None, max_length=500, pattern=r"^https?://[^\s/?#]+[^\s?#]*$"
+    )
     """Collector that gets traces by OTLP over HTTP; default: no traces."""
     sampling: float = Field(default=0.1, ge=0, le=1)
     """Share of the traces that begin at a frontend which are recorded."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args, get_origin
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -130,7 +131,11 @@ def json_object(text: str) -> dict[str, Any]:
 
 def collector_url(text: str) -> str:
     """Type for argparse: an http or https URL."""
-    if not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", text):
+    try:
+        has_port = urlsplit(text).port != 0
+    except ValueError:
+        has_port = False
+    if not has_port or not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", text):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not an http or https URL; traces are sent by OTLP over HTTP, as to port 4318 of a collector"
         )

@@ -86,6 +86,8 @@ def test_defaults_of_models_are_one_document() -> None:
         ("{engine: {labels: {app.kubernetes.io/name: a}}}", "engine.labels: the operator or Kubernetes sets"),
         ("{frontend: {runtimeClassName: a}}", "frontend.runtimeClassName: unknown field"),
         ("{podIdentity: Random}", "podIdentity: Input should be"),
+        ("{traces: {endpoint: 'http://collector:65536'}}", "traces.endpoint: Value error, Port out of range"),
+        ("{traces: {endpoint: 'http://[::1'}}", "traces.endpoint: Value error, Invalid IPv6 URL"),
     ],
 )
 def test_wrong_defaults_are_named(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

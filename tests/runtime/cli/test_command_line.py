@@ -65,6 +65,8 @@ from support.tiny_checkpoint import tiny_checkpoint
         (["frontend", "--engines", "e", "--max-num-seqs", "3"], "unrecognized arguments: --max-num-seqs 3 (see"),
         (["models", "check", "m", "--x"], "minisgl models check: error: unrecognized arguments: --x"),
         (["serve", "m", "--otlp-traces-endpoint", "grpc://c:4317"], "is not an http or https URL; traces are sent by"),
+        (["serve", "m", "--otlp-traces-endpoint", "http://c:99999"], "is not an http or https URL; traces are sent by"),
+        (["serve", "m", "--otlp-traces-endpoint", "http://[::1"], "is not an http or https URL; traces are sent by"),
         (["gateway", "--trace-sampling", "1.5"], "--trace-sampling: '1.5' is not a number 0 or more, up to 1"),
         (["bench", "offline", "--input-len", "5", "6", "7"], "--input-len: expected MIN MAX, or one value for both"),
     ],

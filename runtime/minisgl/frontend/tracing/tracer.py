@@ -95,9 +95,16 @@ def create_tracer(
     from minisgl.frontend.tracing.export import SpanExport
 
     endpoint = None if options.endpoint is None else _with_path(options.endpoint)
-    # A user and password in the URL must not be logged.
-    collector = urlsplit(url).netloc.rpartition("@")[2] or "the collector"
-    return Tracer(sampler, SpanExport(endpoint, collector, service, dropped))
+    return Tracer(sampler, SpanExport(endpoint, _host(url), service, dropped))
+
+
+def _host(url: str) -> str:
+    """Return the name of a collector in the log: a user and password in its URL must not be there."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2] or "the collector"
+    except ValueError:
+        # A variable may have any text; each export says what is wrong with it.
+        return "the collector"
 
 
 def _with_path(url: str) -> str:

@@ -313,6 +313,7 @@ def _dropped(stack: FrontendStack) -> float:
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://localhost:1/v1/traces"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_TRACES_SAMPLER": "unknown"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1"}, True),
     ],
 )
 def test_an_endpoint_turns_traces_on(
