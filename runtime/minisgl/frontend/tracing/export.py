@@ -32,22 +32,27 @@ _UNSET: Final = Status(StatusCode.UNSET)
 _SCOPE: Final = InstrumentationScope("minisgl", __version__)
 _LIBRARY: Final = "opentelemetry"
 """Logger of the SDK, and prefix of those of its modules."""
-_QUEUE_VARIABLE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
-_QUEUE_SPANS: Final = 2048
-"""The SDK's own default."""
+_QUEUE: Final = ("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+_BATCH: Final = ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
+"""Variables, and the SDK's own defaults."""
 
 
 class SpanExport:
     """`add` belongs to the event loop, `close` to any thread."""
 
     def __init__(self, endpoint: str | None, collector: str, service: str, dropped: Total) -> None:
-        """`endpoint`: None for that of OpenTelemetry's variables. `collector`: its name in the log."""
+        """`endpoint`: None for that of OpenTelemetry's variables. `collector`: its name in the log. Raises ValueError
+        for variables that the SDK refuses."""
         _keep_problems()
         self._dropped = dropped
         self._exporter = _CountingExporter(OTLPSpanExporter(endpoint), collector, dropped)
-        self._processor = BatchSpanProcessor(self._exporter)
+        self._most = _size(*_QUEUE)
+        # The SDK refuses a queue that is shorter than a batch, as a queue of less than 512 alone would be.
+        batch = min(_size(*_BATCH), self._most)
+        self._processor = BatchSpanProcessor(
+            self._exporter, max_queue_size=self._most, max_export_batch_size=batch
+        )
         self._resource = _resource(service)
-        self._most = _queue_size()
         self._added = 0
 
     def add(self, trace: RequestTrace, spans: Sequence[Span], unix_ns: int) -> None:
@@ -161,8 +166,10 @@ def _resource(service: str) -> Resource:
     return Resource.create({name: value for name, value in own.items() if name not in given})
 
 
-def _queue_size() -> int:
+def _size(variable: str, default: int) -> int:
+    """Return the number of spans in a variable, or the default without one that is positive."""
     try:
-        return int(os.environ.get(_QUEUE_VARIABLE, _QUEUE_SPANS))
+        given = int(os.environ.get(variable, default))
     except ValueError:
-        return _QUEUE_SPANS
+        return default
+    return given if given > 0 else default

@@ -79,8 +79,8 @@ def unrecorded_headers(headers: Headers) -> dict[str, str]:
 def create_tracer(
     options: TraceOptions, service: str, dropped: Total, variables: Mapping[str, str] = os.environ
 ) -> Tracer | None:
-    """Return the tracer of a process; None: neither a flag nor a variable names a collector. `service`: its name,
-    unless a variable has another one. `dropped` counts the spans that were not exported."""
+    """Return the tracer of a process; None: neither a flag nor a variable names a collector, or a variable is wrong.
+    `service`: its name, unless a variable has another one. `dropped` counts the spans that were not exported."""
     if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     given = [options.endpoint, *(variables.get(name, "").strip() for name in _ENDPOINTS)]
@@ -95,7 +95,12 @@ def create_tracer(
     from minisgl.frontend.tracing.export import SpanExport
 
     endpoint = None if options.endpoint is None else _with_path(options.endpoint)
-    return Tracer(sampler, SpanExport(endpoint, _host(url), service, dropped))
+    try:
+        export = SpanExport(endpoint, _host(url), service, dropped)
+    except ValueError as error:
+        logger.warning("there are no traces: a variable of OpenTelemetry is not valid: %s", error)
+        return None
+    return Tracer(sampler, export)
 
 
 def _host(url: str) -> str:

@@ -314,6 +314,11 @@ def _dropped(stack: FrontendStack) -> float:
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_TRACES_SAMPLER": "unknown"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1"}, True),
+        *(
+            ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_BSP_MAX_QUEUE_SIZE": size}, True)
+            for size in ("100", "0", "many")
+        ),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:1", "OTEL_BSP_SCHEDULE_DELAY": "0"}, False),
     ],
 )
 def test_an_endpoint_turns_traces_on(
@@ -325,6 +330,7 @@ def test_an_endpoint_turns_traces_on(
     assert (made is not None) == is_on
     if made is not None:
         made.close()
+    assert ("there are no traces: a variable" in caplog.text) == ("OTEL_BSP_SCHEDULE_DELAY" in variables)
     assert ("OTEL_TRACES_SAMPLER=unknown is not known" in caplog.text) == ("OTEL_TRACES_SAMPLER" in variables)
 
 
