@@ -251,6 +251,9 @@ def _connector(options: RedisOptions) -> Callable[[], Redis]:
             single_connection_client=True,
             retry=Retry(NoBackoff(), 0),
             socket_connect_timeout=_CONNECT_SECONDS,
+            # With a limit of its own for writing, the library loses a cancellation that comes meanwhile, and so the end
+            # of our time.
+            socket_timeout=None,
         )
 
     connect()

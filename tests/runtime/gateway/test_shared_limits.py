@@ -25,7 +25,7 @@ from minisgl.gateway.limits import Bucket
 from minisgl.gateway.shared_limits import SCRIPT, RedisError, SharedLimits
 from minisgl.gateway.tenancy import Account
 from support.gateway.fake_redis import FakeRedis, fake_redis
-from support.gateway.running import Answer, RunningGateway, gateway_of, until
+from support.gateway.running import WAIT_SECONDS, Answer, RunningGateway, gateway_of, until
 from support.gateway.stub_frontend import Received, stub_frontend
 
 CHAT = "/v1/chat/completions"
@@ -138,11 +138,11 @@ async def test_other_limits_keep_what_was_used() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running(shared: SharedLimits) -> AsyncIterator[None]:
+async def _running(shared: SharedLimits) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(shared.run())
     try:
         await until(lambda: shared.is_up)
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait({task})
@@ -216,6 +216,20 @@ async def test_a_redis_that_does_not_count_delays_nothing(
         setattr(redis, fault, "")
         await until(lambda: counts(one))
         assert (await post(one, "sk-search")).status == 200
+
+
+async def test_it_ends_at_each_moment_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_limits, "_IDLE_SECONDS", 3600.0)
+    async with fake_redis() as redis:
+        for turns in range(8):
+            shared = SharedLimits(RedisOptions(url=redis.url))
+            async with _running(shared) as task:
+                shared.use(Tenant(name="a", tokens_per_minute=9), 1)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task}, timeout=WAIT_SECONDS)
+                assert task.done()
 
 
 async def test_a_request_waits_for_its_own_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
