@@ -8,11 +8,12 @@ from minisgl.wire.status import CONTROL_PORT, HTTP_PORT, SCHEDULER_PORT
 from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.api.types import InferenceModel
-from minisgl_operator.render import names, peer_secret, pods, templates, traces
+from minisgl_operator.render import gateway, names, peer_secret, pods, templates, traces
 from minisgl_operator.render.child import child
 
 _KEYS_DIRECTORY: Final = "/var/run/minisgl/keys"
 _LEAST_REQUESTS: Final = {"cpu": "100m", "memory": "256Mi"}
+_HEARS_GATEWAYS: Final = {"name": "MINISGL_HEARS_GATEWAYS", "value": "true"}
 _LEAVES_NODE_AFTER: Final = 30
 """Seconds after which a frontend is created elsewhere, instead of the 300 s that Kubernetes lets it wait for its node
 to return. Nothing is lost with it: the containers of a kubelet that stopped alone drain when it is back."""
@@ -114,7 +115,13 @@ def _pod_spec(model: InferenceModel, defaults: Defaults) -> dict[str, Any]:
         "name": names.FRONTEND,
         **pods.image(frontend, defaults.frontend_image, defaults),
         "args": arguments,
-        "env": [*pods.IDENTITY, *traces.variables(model, defaults), *map(pods.variable, frontend.env)],
+        "env": [
+            *pods.IDENTITY,
+            # A variable and no flag: an older image does not know it.
+            *([_HEARS_GATEWAYS] if gateway.is_heard_of(model, defaults) else []),
+            *traces.variables(model, defaults),
+            *map(pods.variable, frontend.env),
+        ],
         "ports": pods.container_ports("http", "control"),
         **pods.resources(frontend.resources, default.resources, _LEAST_REQUESTS),
         "securityContext": pods.container_security(read_only_root=True),

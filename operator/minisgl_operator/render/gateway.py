@@ -1,4 +1,4 @@
-"""What leads the clients of a model without frontends to the cluster's gateway."""
+"""What leads the clients of a model without frontends to the cluster's gateway, and whether frontends believe it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from ipaddress import ip_address
 from typing import Final
 
 from minisgl.wire.status import HTTP_PORT
+from minisgl_operator.api.defaults import Defaults
 from minisgl_operator.api.objects import Manifest, Ref
 from minisgl_operator.api.types import InferenceModel
 from minisgl_operator.render import names
 from minisgl_operator.render.child import child
 
 _SERVICE_LABEL: Final = "kubernetes.io/service-name"
+
+
+def is_heard_of(model: InferenceModel, defaults: Defaults) -> bool:
+    """True if frontends may believe who is named to them as the gateway: nobody but the operator reaches their control
+    port. A mesh may carry connections to it that a NetworkPolicy cannot tell from those to the API."""
+    return defaults.gateway is not None and model.spec.network_policy.enabled and not model.spec.frontend.mesh
 
 
 def slice_ref(model: str) -> Ref:

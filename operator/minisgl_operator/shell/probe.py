@@ -1,8 +1,8 @@
 """Status probes: GET /status of leaders, frontends and running fetch pods.
 
 The last report of each pod is kept. Only a changed report queues the model; fields that change all the time (running
-requests, seconds of silence) do not count. Each request tells a frontend whether its model takes requests, and an
-engine whether it shall refuse whoever cannot prove to be a pod of its model.
+requests, seconds of silence) do not count. Each request tells a frontend whether its model takes requests, and
+which addresses are the gateway's, and an engine whether it shall refuse whoever cannot prove to be a pod of its model.
 
 A frontend of a model that the next request starts answers later: when a request comes, or after `_WAIT_SECONDS`. These
 long polls have their own connections, as there may be many, and each lasts.
@@ -20,7 +20,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from minisgl.wire.status import CONTROL_PORT, SECRET_HEADER, SERVING_HEADER, WAIT_PARAMETER
+from minisgl.wire.status import CONTROL_PORT, GATEWAYS_HEADER, SECRET_HEADER, SERVING_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.objects import Manifest
 from minisgl_operator.facts.observed import Report, Unreachable
 from minisgl_operator.facts.pods import component, containers_started, serves_status
@@ -63,7 +63,8 @@ def pod_address(pod: Manifest) -> str | None:
 
 class Prober:
     """`on_change` is called with the model of a pod whose report has changed, and `on_request` with a model without
-    replicas for which a request waits. `address` differs for simulated pods."""
+    replicas for which a request waits. `address` differs for simulated pods. `gateways`: addresses of the gateway's
+    pods; None: unknown, or there is no gateway."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class Prober:
         seconds: float,
         address: Callable[[Manifest], str | None] = pod_address,
         on_request: Callable[[ModelKey], None] | None = None,
+        gateways: Callable[[], Sequence[str] | None] = lambda: None,
     ) -> None:
         self.reports: dict[str, Report | Unreachable] = {}
         self._secret_required: set[ModelKey] = set()
@@ -82,6 +84,7 @@ class Prober:
         self._metrics = metrics
         self._seconds = seconds
         self._address = address
+        self._gateways = gateways
         self._failures: dict[str, int] = {}
         self._probed_at: dict[str, float] = {}
         self._slots = asyncio.Semaphore(_CONCURRENT)
@@ -221,6 +224,8 @@ class Prober:
         model = self._store.model(key)
         if model is not None and component(pod) == names.FRONTEND:
             headers[SERVING_HEADER] = "true" if takes_requests(model.body) else "false"
+            if (gateways := self._gateways()) is not None:
+                headers[GATEWAYS_HEADER] = ",".join(gateways)
         if key in self._secret_required and component(pod) == names.ENGINE:
             headers[SECRET_HEADER] = "required"
         try:

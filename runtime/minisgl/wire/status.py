@@ -26,6 +26,10 @@ PLANS_PORT: Final = 5560
 SERVING_HEADER: Final = "x-minisgl-serving"
 """Request header with which the operator tells a frontend whether its model shall serve: `true`, or `false` for one
 that is suspended or has no replicas and no autoscaling."""
+GATEWAYS_HEADER: Final = "x-minisgl-gateways"
+"""Request header with which the operator names the IP addresses of the gateway's pods to a frontend, separated by
+commas: for the next 45 s it believes what they say about tenant and priority of a request. Only frontends with
+MINISGL_HEARS_GATEWAYS=true listen to it."""
 SECRET_HEADER: Final = "x-minisgl-peer-secret"
 """Request header with which the operator tells an engine that all pods of its model know a common token: with the value
 `required`, it refuses others for the next 45 s."""

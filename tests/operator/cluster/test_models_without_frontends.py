@@ -63,6 +63,9 @@ def test_an_idle_model_has_no_pod_and_its_service_leads_to_the_gateway(cluster: 
         cluster.until(lambda: endpoints(cluster, "idle") == {OF_FRONTEND}, "the frontend alone as endpoint")
         cluster.until(lambda: endpoints(cluster, "idle-frontend") == {OF_FRONTEND}, "and for the gateway")
         assert cluster.get("EndpointSlice", "idle-gateway") is None
+        [frontend] = cluster.list("Pod", "app.kubernetes.io/component=frontend")
+        told = frontend["metadata"]["name"]
+        cluster.until(lambda: cluster.told_gateways.get(told) == ADDRESS, "the frontend to hear of the gateway")
 
         cluster.gateways["gateway-0"] = {"models": {f"{cluster.namespace}/idle": {"held": 0, "idle_seconds": 31.0}}}
         cluster.loads["idle"] = {"held": 0, "idle_seconds": 31.0}

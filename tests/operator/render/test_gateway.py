@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from minisgl.frontend.admin.control import HEARS_GATEWAYS
 from minisgl_operator.api.objects import Manifest, Ref, ref_of
 from minisgl_operator.render import render
 from support.cluster.example_models import EXAMPLES
@@ -21,13 +22,27 @@ def children(spec: dict[str, Any] | None = None) -> dict[Ref, Manifest]:
 
 
 @pytest.mark.parametrize("model", EXAMPLES.values(), ids=EXAMPLES)
-def test_a_gateway_adds_one_service_and_changes_no_pod(model: Any) -> None:
+def test_a_gateway_adds_one_service_and_changes_no_engine(model: Any) -> None:
     without, behind = ({ref_of(each): each for each in render(model, each)} for each in (DEFAULTS, BEHIND_GATEWAY))
     added = Ref("Service", f"{model.name}-frontend")
     assert behind.keys() - without.keys() == {added}
     validate(behind[added])
     changed = {ref.kind for ref in without if behind[ref] != without[ref]}
-    assert changed <= {"NetworkPolicy"}
+    assert changed <= {"NetworkPolicy", "Deployment"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "hear"),
+    [({}, True), ({"networkPolicy": {"enabled": False}}, False), ({"frontend": {"mesh": True}}, False)],
+    ids=["protected", "without policies", "in a mesh"],
+)
+def test_frontends_hear_of_the_gateway_only_where_nobody_else_reaches_their_control_port(
+    spec: dict[str, Any], hear: bool
+) -> None:
+    [container] = children(spec)[Ref("Deployment", "qwen-frontend")]["spec"]["template"]["spec"]["containers"]
+    assert ({"name": HEARS_GATEWAYS, "value": "true"} in container["env"]) == hear
+    without = {ref_of(each): each for each in render(inference_model(spec), DEFAULTS)}
+    assert HEARS_GATEWAYS not in str(without[Ref("Deployment", "qwen-frontend")])
 
 
 def test_the_gateway_finds_the_frontends_under_a_name_of_their_own() -> None:

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from minisgl.wire.status import SERVING_HEADER, WAIT_PARAMETER
+from minisgl.wire.status import GATEWAYS_HEADER, SERVING_HEADER, WAIT_PARAMETER
 from minisgl_operator.facts.observed import Unreachable
 from minisgl_operator.facts.pods import serves_status
 from minisgl_operator.shell.metrics import Metrics
@@ -49,11 +49,13 @@ class Pods:
         self.waiting = 0
         self.waited: list[str] = []
         self.serving: list[str | None] = []
+        self.gateways: list[str | None] = []
         self.held = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         self.serving.append(request.headers.get(SERVING_HEADER))
+        self.gateways.append(request.headers.get(GATEWAYS_HEADER))
         if WAIT_PARAMETER in request.query:
             self.waited.append(request.query[WAIT_PARAMETER])
             self.waiting += 1
@@ -63,7 +65,9 @@ class Pods:
 
 
 @asynccontextmanager
-async def probing(pods: Pods, store: Store) -> AsyncIterator[tuple[Prober, list[ModelKey]]]:
+async def probing(
+    pods: Pods, store: Store, gateways: Callable[[], Sequence[str] | None] = lambda: None
+) -> AsyncIterator[tuple[Prober, list[ModelKey]]]:
     app = web.Application()
     app.router.add_get("/status", pods.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -71,7 +75,7 @@ async def probing(pods: Pods, store: Store) -> AsyncIterator[tuple[Prober, list[
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     pods.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     woken: list[ModelKey] = []
-    prober = Prober(store, woken.append, Metrics(), 0.02, lambda pod: pods.url)
+    prober = Prober(store, woken.append, Metrics(), 0.02, lambda pod: pods.url, gateways=gateways)
     task = asyncio.create_task(prober.run())
     try:
         yield prober, woken
@@ -118,6 +122,21 @@ async def test_running_requests_and_seconds_of_silence_are_not_a_change() -> Non
         await until(lambda: pods.asked > 5)
         assert len(woken) == 1
         assert prober.reports["uid-m-frontend-1"]["replicas"][0]["running"] > 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("component", "is_told"), [("frontend", True), ("engine", False)])
+async def test_frontends_are_told_which_addresses_are_the_gateway_s(component: str, is_told: bool) -> None:
+    store, pods = Store(), Pods()
+    store.put(model("m", "Ready"))
+    store.put(pod("m-1", component))
+    known: list[list[str] | None] = [None]
+    async with probing(pods, store, lambda: known[0]):
+        for addresses, header in ((None, None), (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"), ([], "")):
+            known[0] = addresses
+            asked = pods.asked
+            # The first of them may have been on its way.
+            await until(lambda asked=asked: pods.asked > asked + 2)  # type: ignore[misc]
+            assert pods.gateways[-1] == (header if is_told else None)
 
 
 async def test_a_frontend_report_with_the_maximum_number_of_replicas_is_accepted() -> None:

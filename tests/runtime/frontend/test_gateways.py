@@ -11,10 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from minisgl.frontend.admin.control import HEARS_GATEWAYS
 from minisgl.frontend.config import Access
+from minisgl.frontend.server.known_gateways import KnownGateways
 from minisgl.gateway.config import GatewayOptions
 from minisgl.gateway.process import GatewayServer
 from minisgl.wire.messages import Submit
+from minisgl.wire.status import GATEWAYS_HEADER
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with
 from support.frontend.served import eventually
 from support.frontend.stack import FrontendStack, ids
@@ -108,3 +111,95 @@ def test_no_client_can_name_its_tenant_elsewhere(stack: FrontendStack) -> None:
     submits = stack.scheduler.received(Submit)
     assert submits[0].tenant == submits[1].tenant
     assert [submit.priority for submit in submits] == [0, 0]
+
+
+GATEWAY, CLIENT = "127.0.0.2", "127.0.0.1"
+
+
+class Cluster:
+    """A frontend of a cluster: connections come from several addresses, and an operator polls its status."""
+
+    def __init__(self, stack: FrontendStack) -> None:
+        self.stack = stack
+        stack.scheduler.answer = answer_with(ids("a"))
+
+    def poll(self, gateways: str | None) -> None:
+        """Poll the status as an operator that knows these pods of the gateway; None: it has none."""
+        headers = {} if gateways is None else {GATEWAYS_HEADER: gateways}
+        port = self.stack.server.control_port
+        assert httpx.get(f"http://127.0.0.1:{port}/status", headers=headers, timeout=WAIT_SECONDS).status_code == 200
+
+    def submit(self, address: str, tenant: str, **headers: str) -> Submit:
+        """Send a request from `address`; returns what the scheduler gets."""
+        before = len(self.stack.scheduler.received(Submit))
+        said = {"x-minisgl-tenant": tenant, "x-minisgl-priority": "5", **headers}
+        transport = httpx.HTTPTransport(local_address=address)
+        with httpx.Client(base_url=self.stack.openai_url, transport=transport, timeout=WAIT_SECONDS) as http:
+            assert http.post("/chat/completions", json=CHAT, headers=said).status_code == 200
+        return self.stack.scheduler.received(Submit)[before]
+
+    def believes(self, address: str, **headers: str) -> bool:
+        """Whether requests from `address` get the tenant and the priority that they name."""
+        one, other = (self.submit(address, tenant, **headers) for tenant in ("key a", "key b"))
+        assert one.priority == other.priority == (5 if one.tenant != other.tenant else 0)
+        return one.tenant != other.tenant
+
+
+@pytest.fixture
+def cluster(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setenv(HEARS_GATEWAYS, "true")
+    return Cluster(make_stack(control_port=0))
+
+
+def test_a_gateway_is_believed_once_the_operator_has_named_its_address(cluster: Cluster) -> None:
+    assert not cluster.believes(GATEWAY)
+    cluster.poll(None)
+    assert not cluster.believes(GATEWAY)
+    cluster.poll(f"10.0.0.1,{GATEWAY}")
+    assert cluster.believes(GATEWAY)
+    cluster.poll(None)
+    assert cluster.believes(GATEWAY), "a poll of something else says nothing about gateways"
+    cluster.poll("10.0.0.1")
+    assert not cluster.believes(GATEWAY)
+
+
+def test_nobody_can_name_gateways_where_others_than_the_operator_may_reach_the_control_port(
+    make_stack: MakeStack,
+) -> None:
+    cluster = Cluster(make_stack(control_port=0))
+    cluster.poll(GATEWAY)
+    assert not cluster.believes(GATEWAY)
+
+
+def test_a_client_that_connects_to_the_frontend_itself_cannot_pretend_to_be_a_tenant(cluster: Cluster) -> None:
+    cluster.poll(GATEWAY)
+    assert not cluster.believes(CLIENT)
+    # A proxy on this machine, as of a service mesh, passes on headers in which a client may write any address.
+    forged = {"x-forwarded-for": GATEWAY, "forwarded": f"for={GATEWAY}", "x-real-ip": GATEWAY}
+    assert not cluster.believes(CLIENT, **forged)
+    assert not cluster.believes(CLIENT, **{GATEWAYS_HEADER: CLIENT})
+    assert not cluster.believes(CLIENT), "the port of the API names no gateways"
+
+
+def test_what_a_client_writes_does_not_pass_through_a_gateway(cluster: Cluster) -> None:
+    cluster.poll(CLIENT)
+    assert cluster.believes(CLIENT), "the gateway of this test has this address"
+    before = len(cluster.stack.scheduler.received(Submit))
+    with gateway_of(cluster.stack) as http:
+        for tenant in ("key a", "key b"):
+            headers = {"x-minisgl-tenant": tenant, "X-Minisgl-Priority": "5"}
+            assert http.post("/v1/chat/completions", json={**CHAT, "model": "org/tiny"}, headers=headers).is_success
+    submits = cluster.stack.scheduler.received(Submit)[before:]
+    assert submits[0].tenant == submits[1].tenant
+    assert [submit.priority for submit in submits] == [0, 0]
+
+
+def test_addresses_of_gateways_are_forgotten_without_a_word_of_the_operator() -> None:
+    known = KnownGateways()
+    assert not known.include("10.0.0.1", 0.0)
+    known.name("10.0.0.1, fd00::0001,nonsense,", 100.0)
+    assert known.include("10.0.0.1", 144.0)
+    assert known.include("::ffff:10.0.0.1", 144.0), "a socket for both families"
+    assert known.include("fd00::1", 144.0)
+    assert not any(known.include(other, 144.0) for other in ("10.0.0.2", "nonsense", ""))
+    assert not known.include("10.0.0.1", 145.0)

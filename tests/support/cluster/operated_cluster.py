@@ -24,7 +24,7 @@ import uvloop
 from aiohttp import web
 
 from minisgl.wire.peer_secret import PeerSecret
-from minisgl.wire.status import SECRET_HEADER, WAIT_PARAMETER
+from minisgl.wire.status import GATEWAYS_HEADER, SECRET_HEADER, WAIT_PARAMETER
 from minisgl_operator.api.crd import crd
 from minisgl_operator.api.defaults import Defaults, ModelDefaults
 from minisgl_operator.api.objects import Manifest
@@ -208,6 +208,8 @@ class OperatedCluster:
         self.gateways: dict[str, Manifest] = {}
         self.told_to_refuse: dict[str, bool] = {}
         """Pod → whether the last probe told it to refuse others than the model's pods."""
+        self.told_gateways: dict[str, str | None] = {}
+        """Pod → addresses of the gateway in the last probe."""
         self._tokens = TemporaryDirectory(prefix="minisgl-tokens-")
         self._pods: list[Manifest] = []
         self._has_node = False
@@ -467,6 +469,7 @@ class OperatedCluster:
     async def _answer(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
         self.told_to_refuse[name] = request.headers.get(SECRET_HEADER) == "required"
+        self.told_gateways[name] = request.headers.get(GATEWAYS_HEADER)
         body = self.reports[name] if name in self.reports else self._report(name)
         if body is not None and WAIT_PARAMETER in request.query:
             # A frontend answers when a request comes.

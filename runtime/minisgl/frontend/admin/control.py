@@ -19,14 +19,18 @@ from minisgl.frontend.server.control_port import control_app, probe, wait_second
 from minisgl.frontend.server.responses import json_response
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.peer_secret import NO_SECRET, PeerSecret
-from minisgl.wire.status import SERVING_HEADER, FrontendStatus
+from minisgl.wire.status import GATEWAYS_HEADER, SERVING_HEADER, FrontendStatus
 
 POD_NAME: Final = "MINISGL_POD_NAME"
 """Environment variable that a cluster sets."""
+HEARS_GATEWAYS: Final = "MINISGL_HEARS_GATEWAYS"
+"""Environment variable that the operator sets to `true` where nobody else reaches this port: polls may then name the
+addresses of the gateway."""
 
 
 def create_control(tokenizers: TokenizerPool, drain: Callable[[], None], secret: PeerSecret = NO_SECRET) -> ASGIApp:
     """`drain` is called for each request to /drain. `secret`: the one of the model's pods."""
+    hears_gateways = os.environ.get(HEARS_GATEWAYS) == "true"
 
     async def live(_: Request) -> Response:
         """Respond while the event loop runs, which does all the work. A lost or busy engine is no reason to be
@@ -40,6 +44,8 @@ def create_control(tokenizers: TokenizerPool, drain: Callable[[], None], secret:
         # Words that another version may say are no news.
         if (serving := request.headers.get(SERVING_HEADER)) in ("true", "false"):
             tokenizers.set_serving(serving == "true")
+        if hears_gateways and (gateways := request.headers.get(GATEWAYS_HEADER)) is not None:
+            tokenizers.requests.gateways.name(gateways, asyncio.get_running_loop().time())
         seconds = wait_seconds(request)
         if seconds and not tokenizers.num_held and not tokenizers.is_draining:
             await tokenizers.requests.held.wait_for_arrival(seconds)

@@ -125,7 +125,7 @@ class GenerationEndpoint:
             ignored = self._ignored(request)
             response_headers = ignored_params(headers, ignored)
             waited = asyncio.get_running_loop().time() - record.started_at
-            if self._config.access.trust_gateway:
+            if record.from_gateway:
                 request = with_priority(request, given_priority(headers, request.options.priority))
             traced = record.trace is not None
             messages = generate_messages(request, headers, waited, record.tenant, traced=traced)

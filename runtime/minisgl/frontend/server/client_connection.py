@@ -33,6 +33,12 @@ class ClientConnection:
         self.body_error: ApiError | None = None
         """Why the rest of the request's body cannot be read."""
 
+    @property
+    def peer(self) -> str:
+        """IP address at the other end of the connection, whatever headers say; empty: unknown."""
+        name = self._transport.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
     def write(self, render: Callable[[T], bytes], output: T) -> bool:
         """Write what `render` makes of the output, a part of the body that is not the last; nothing that was given to
         `send` may be in progress. False: nothing was rendered and written, because the client reads too slowly or has

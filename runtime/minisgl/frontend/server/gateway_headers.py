@@ -1,7 +1,7 @@
 """Request headers by which a gateway tells for whom it forwards a request.
 
-They are believed only with `--trust-gateway`, because any client can send them. Without it a gateway is one client,
-whose requests share what one client may have.
+They are believed with `--trust-gateway`, and of the addresses that an operator names as its gateway's; see
+`known_gateways`. Any client can send them. Elsewhere a gateway is one client, whose requests share what one may have.
 """
 
 from __future__ import annotations

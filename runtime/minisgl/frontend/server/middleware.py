@@ -46,7 +46,7 @@ def with_middleware(
 ) -> ASGIApp:
     """Wrap `app` in everything that is the same for all paths. `routes`: those of `app`. `authenticated` wraps an
     application in the check of keys; None: every client may use it. `on_loopback`: only this machine can connect.
-    `trusts_gateway`: requests come from a gateway. Raises OriginListError."""
+    `trusts_gateway`: all requests come from a gateway. Raises OriginListError."""
     app = AdmissionMiddleware(app, requests)
     if authenticated is not None:
         app = authenticated(app)
@@ -85,11 +85,13 @@ class RecordMiddleware:
         client = record.client = client_connection(scope)
         record.address = scope["client"][0] if scope["client"] else ""
         tracer = self._requests.tracer
+        # Not the address of the record, which a client may name in a header behind a proxy on this machine.
+        record.from_gateway = self._trusts_gateway or self._requests.gateways.include(client.peer, record.started_at)
         if tracer is not None and record.method == "POST":
-            record.trace = trace = tracer.begin(headers, is_trusted=self._trusts_gateway)
+            record.trace = trace = tracer.begin(headers, is_trusted=record.from_gateway)
             if trace is not None:
                 record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
-        if self._trusts_gateway:
+        if record.from_gateway:
             record.given_tenant = given_tenant(headers)
         body_seconds = self._requests.limits.body_seconds
         body_until = record.started_at + body_seconds

@@ -55,8 +55,10 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     """Name of the API key."""
     address: str = ""
     """IP address of the client."""
+    from_gateway: bool = False
+    """A trusted gateway has sent it."""
     given_tenant: str = ""
-    """Tenant that a trusted gateway names."""
+    """Tenant that the gateway names."""
     choices: int = 1
     """Choices by which the limits count it."""
     model: str = ""

@@ -17,6 +17,7 @@ from minisgl.frontend.metrics.counters import FrontendMetrics
 from minisgl.frontend.server import access_log
 from minisgl.frontend.server.admission import Admission
 from minisgl.frontend.server.held_requests import Held, HeldRequests
+from minisgl.frontend.server.known_gateways import KnownGateways
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_spans import request_spans
 from minisgl.frontend.server.response_stream import PHASES, Choice, EngineStart, Phase, ResponseStream
@@ -39,6 +40,7 @@ class RequestTracker:
         self.admission = Admission(limits, self.metrics.rejections)
         self.held = HeldRequests(self.admission, limits.held_bytes)
         self.in_flight: set[RequestRecord] = set()
+        self.gateways = KnownGateways()
         self.status: Status | None = None
         """Last status of the scheduler."""
         self.model: ServedModel | None = None
