@@ -77,7 +77,7 @@ class Controller:
         self._prober = Prober(
             *(self.store, self.queue.add, counts, config.probe_seconds, address),
             on_request=lambda key: self.queue.add(key, urgent=True),
-            gateways=self._gateway_addresses,
+            gateways=lambda: None if self._gateways is None else self._gateways.sources(),
         )
         self._nodes = NodeWatch(client, self._on_node_change)
         self._gateways = (
@@ -141,12 +141,6 @@ class Controller:
         """Answer kubelet probes, also before the Lease is acquired; return the port."""
         self._spawn(self._lag.watch(), "loop lag")
         return await self._health.start(self._config.metrics_port)
-
-    def _gateway_addresses(self) -> list[str] | None:
-        """Addresses of the gateway's pods that may send requests, ready or not; None: there is no gateway, or its pods
-        were not listed yet."""
-        pods = None if self._gateways is None else self._gateways.pods
-        return None if pods is None else sorted(pod.address for pod in pods)
 
     async def start(self) -> None:
         """Begin to work as the leader; return once everything was listed and may be watched. While a permission is

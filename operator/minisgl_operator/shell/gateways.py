@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import aiohttp
@@ -36,6 +36,10 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=3.0)
 _MAX_BODY: Final = 2**23
 # One failed poll of a busy node does not change the state yet.
 _FAILURES: Final = 2
+_CURRENT_FOR: Final = timedelta(seconds=30)
+"""Age up to which a list tells whose addresses are the gateway's: another pod may get that of one that is gone."""
+_MOST_SOURCES: Final = 256
+"""Frontends refuse probes whose headers are larger than 32 KiB, and would seem lost."""
 
 
 def gateway_address(pod: Manifest) -> str:
@@ -97,7 +101,14 @@ class Gateways:
         self._on_request = on_request
         self._address = address
         self._listed: dict[str, Manifest] | None = None
+        self._listed_at: datetime | None = None
         self._polls: dict[str, _Poll] = {}
+
+    def sources(self) -> list[str] | None:
+        """Addresses from which the pods connect to frontends, ready or not; None: they were not listed lately."""
+        if self._listed is None or self._listed_at is None or self._client.now() - self._listed_at > _CURRENT_FOR:
+            return None
+        return sorted(each for pod in self._listed.values() for each in _sources(pod))[:_MOST_SOURCES]
 
     async def run(self) -> None:
         """Follow the pods until cancelled. One that does not answer delays no other."""
@@ -120,6 +131,7 @@ class Gateways:
             _log.warning("Could not list the pods of the gateway: %s", error.message)
         else:
             self._listed = {str(pod["metadata"]["name"]): pod for pod in found}
+            self._listed_at = self._client.now()
 
     async def _follow(self, session: aiohttp.ClientSession, name: str) -> None:
         clock = asyncio.get_running_loop().time
@@ -172,6 +184,15 @@ def _is_running(pod: Manifest) -> bool:
     """True if it may have requests, as one that stops may."""
     status = pod.get("status") or {}
     return status.get("phase") == "Running" and bool(status.get("podIP")) and containers_started(pod)
+
+
+def _sources(pod: Manifest) -> list[str]:
+    """Addresses of both families that are the pod's alone. Those of its node are also those of other pods, and of
+    connections from outside that the node passes on."""
+    if (pod.get("spec") or {}).get("hostNetwork"):
+        return []
+    status = pod["status"]
+    return [str(each["ip"]) for each in status.get("podIPs") or [{"ip": status["podIP"]}]]
 
 
 def _common(pods: Iterable[GatewayPod]) -> object:

@@ -63,8 +63,8 @@ def pod_address(pod: Manifest) -> str | None:
 
 class Prober:
     """`on_change` is called with the model of a pod whose report has changed, and `on_request` with a model without
-    replicas for which a request waits. `address` differs for simulated pods. `gateways`: addresses of the gateway's
-    pods; None: unknown, or there is no gateway."""
+    replicas for which a request waits. `address` differs for simulated pods. `gateways`: addresses from which the
+    gateway connects; None: unknown, or there is no gateway."""
 
     def __init__(
         self,

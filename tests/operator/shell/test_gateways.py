@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aiohttp import web
@@ -45,10 +45,11 @@ class Cluster:
         self.arrived: asyncio.Event | None = None
         self.changed: list[ModelKey | None] = []
         self.requested: list[ModelKey] = []
+        self.time = NOW
         self.url = ""
 
     def now(self) -> datetime:
-        return NOW
+        return self.time
 
     async def pages(self, _: Any, namespace: str, selector: str) -> AsyncIterator[Page]:
         if self.fails:
@@ -133,6 +134,43 @@ async def test_only_ready_pods_get_requests_and_one_that_is_silent_keeps_its_ans
         cluster.answers["a"] = held()
         await until(lambda: (gateways.pods or ())[0].status is not None)
         assert (gateways.pods or ())[0].silent_since is None
+
+
+async def test_frontends_are_told_the_addresses_that_are_a_pod_s_alone() -> None:
+    both, on_node = pod("both"), pod("on-node", "192.168.0.1")
+    both["status"]["podIPs"] = [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}]
+    on_node["spec"] = {"hostNetwork": True}
+    cluster = Cluster()
+    cluster.listed = [both, on_node, pod("ending", "10.0.0.2", ready=False), pod("c", "10.0.0.3", started=False)]
+    async with polling(cluster) as gateways:
+        assert gateways.sources() is None, "nobody was listed yet"
+        await until(lambda: gateways.pods)
+        assert gateways.sources() == ["10.0.0.1", "10.0.0.2", "fd00::1"]
+        cluster.listed = []
+        await until(lambda: gateways.sources() == [])
+
+
+async def test_addresses_of_an_old_list_are_not_told_because_other_pods_may_have_them() -> None:
+    cluster = Cluster()
+    cluster.listed = [pod("a")]
+    async with polling(cluster) as gateways:
+        await until(lambda: gateways.pods)
+        cluster.fails = True
+        cluster.time = NOW + timedelta(seconds=30)
+        assert gateways.sources() == ["10.0.0.1"]
+        cluster.time = NOW + timedelta(seconds=31)
+        await until(lambda: gateways.sources() is None)
+        assert gateways.pods, "the gateway is not taken for lost"
+        cluster.fails = False
+        await until(lambda: gateways.sources() == ["10.0.0.1"])
+
+
+async def test_no_number_of_pods_makes_a_probe_that_frontends_refuse() -> None:
+    cluster = Cluster()
+    cluster.listed = [pod(f"{n}", f"2001:db8:1111:2222:3333:4444:5555:{n + 0x1000:x}") for n in range(300)]
+    async with polling(cluster) as gateways:
+        await until(gateways.sources)
+        assert 8_000 < len(",".join(gateways.sources() or ())) < 16 << 10
 
 
 async def test_a_pod_that_hangs_delays_no_other() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ from minisgl.gateway.process import GatewayServer
 from minisgl.wire.messages import Submit
 from minisgl.wire.status import GATEWAYS_HEADER
 from support.frontend.fake_scheduler import WAIT_SECONDS, answer_with
-from support.frontend.served import eventually
+from support.frontend.served import eventually, metric_sum
 from support.frontend.stack import FrontendStack, ids
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
@@ -129,6 +130,10 @@ class Cluster:
         port = self.stack.server.control_port
         assert httpx.get(f"http://127.0.0.1:{port}/status", headers=headers, timeout=WAIT_SECONDS).status_code == 200
 
+    def not_believed(self) -> float:
+        """Requests so far that named a tenant and were not believed."""
+        return metric_sum(self.stack.http.get("/metrics").text, "minisgl:untrusted_tenants_total")
+
     def submit(self, address: str, tenant: str, **headers: str) -> Submit:
         """Send a request from `address`; returns what the scheduler gets."""
         before = len(self.stack.scheduler.received(Submit))
@@ -159,8 +164,23 @@ def test_a_gateway_is_believed_once_the_operator_has_named_its_address(cluster: 
     assert cluster.believes(GATEWAY)
     cluster.poll(None)
     assert cluster.believes(GATEWAY), "a poll of something else says nothing about gateways"
+    assert cluster.not_believed() == 4
     cluster.poll("10.0.0.1")
     assert not cluster.believes(GATEWAY)
+    assert cluster.not_believed() == 6, "it shows that tenants of a gateway have no effect"
+
+
+def test_a_key_says_more_than_the_address_that_a_gateway_without_keys_names(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("sk-1 one\nsk-2 two\n")
+    cluster = Cluster(make_stack(access=Access(api_keys=str(tmp_path / "keys"), trust_gateway=True)))
+    one, two = {"authorization": "Bearer sk-1"}, {"authorization": "Bearer sk-2"}
+    direct = cluster.submit(CLIENT, "", **one).tenant
+    assert cluster.submit(GATEWAY, "address 10.0.0.1", **one).tenant == direct
+    assert cluster.submit(GATEWAY, "address 10.0.0.2", **one).tenant == direct
+    assert cluster.submit(GATEWAY, "address 10.0.0.1", **two).tenant != direct
+    assert cluster.submit(GATEWAY, "key a", **one).tenant != cluster.submit(GATEWAY, "key b", **one).tenant
 
 
 def test_nobody_can_name_gateways_where_others_than_the_operator_may_reach_the_control_port(

@@ -96,6 +96,9 @@ class FrontendMetrics:
         )
         self.slow_clients = Total("minisgl:slow_clients_total", "Connections dropped because the client did not read.")
         self.lost_lines = Total("minisgl:log_lines_lost_total", "Log lines that could not be written to stderr.")
+        self.untrusted_tenants = Total(
+            "minisgl:untrusted_tenants_total", "Requests that name a tenant without being a trusted gateway's."
+        )
         self.spans_dropped = Total("minisgl:trace_spans_dropped_total", "Spans of traces that no collector has taken.")
         self.disconnects = LabelledTotal("minisgl:disconnects_total", "Clients that disconnected early.", "phase")
         self.timeouts = LabelledTotal("minisgl:timeouts_total", "Requests that exceeded a time limit.", "kind")

@@ -17,7 +17,7 @@ from minisgl.frontend.config import WebAccess
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.client_connection import client_connection
 from minisgl.frontend.server.error_body import ANTHROPIC_PATH
-from minisgl.frontend.server.gateway_headers import given_tenant
+from minisgl.frontend.server.gateway_headers import TENANT_HEADER, given_tenant
 from minisgl.frontend.server.request_record import TRACE_FIELD, RoutePaths, attach_record, new_record, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.responses import error_response
@@ -93,6 +93,8 @@ class RecordMiddleware:
                 record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
         if record.from_gateway:
             record.given_tenant = given_tenant(headers)
+        elif TENANT_HEADER in headers:
+            self._requests.metrics.untrusted_tenants.value += 1
         body_seconds = self._requests.limits.body_seconds
         body_until = record.started_at + body_seconds
         body_complete = False

@@ -34,6 +34,8 @@ LOGGED_HEADERS: Final = {"x-stainless-retry-count": "retry", "traceparent": TRAC
 
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _LOGGED_VALUE: Final = re.compile(r"[\x20-\x7e]{1,128}")
+_ADDRESS: Final = "address "
+"""Begins the names of tenants without a key."""
 
 
 class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
@@ -84,9 +86,10 @@ class RequestRecord(msgspec.Struct, eq=False, kw_only=True):
     @property
     def tenant(self) -> str:
         """Whose request it is, for the shares of keys and addresses."""
-        if self.given_tenant:
+        # A gateway without keys names addresses; a key that was checked here says more.
+        if self.given_tenant and not (self.key_name and self.given_tenant.startswith(_ADDRESS)):
             return f"gateway {self.given_tenant}"
-        return f"key {self.key_name}" if self.key_name else f"address {_network(self.address)}"
+        return f"key {self.key_name}" if self.key_name else f"{_ADDRESS}{_network(self.address)}"
 
     @property
     def phase(self) -> Phase:

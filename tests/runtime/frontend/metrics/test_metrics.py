@@ -177,6 +177,7 @@ OWN_NAMES = """admission_rejections_total frontend_event_loop_lag_seconds fronte
     slow_clients_total timeouts_total request_errors_total engine_last_step_age_seconds engine_starts_total
     engine_start_seconds attention_backend_info data_type_info kernels_compiled_after_ready_total
     requests_continued_total request_continue_gap_seconds log_lines_lost_total trace_spans_dropped_total
+    untrusted_tenants_total
     state_checkpoints state_checkpoint_usage_perc
     requests_retried_total engine_steps_total engine_prefill_tokens_total request_accept_seconds
     engine_prediction_draft_tokens_total engine_prediction_accepted_tokens_total"""
