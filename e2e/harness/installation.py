@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cluster import images as cluster_images
 from cluster import lifecycle, tools
@@ -121,6 +121,19 @@ def publish_checkpoint(name: str, directory: Path) -> Path:
     return target
 
 
+def kill(pod: Mapping[str, Any]) -> None:
+    """Kill the processes of a pod with SIGKILL."""
+    for status in pod["status"].get("containerStatuses", []):
+        container = status.get("containerID", "").removeprefix("containerd://")
+        if "running" in status["state"]:
+            try:
+                ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
+            except CommandFailed as error:
+                # It may have ended since the API server told of it.
+                if "no running task found" not in str(error):
+                    raise
+
+
 def kill_operator(name: str | None = None) -> None:
     """Kill the operator process of this pod, or of all pods, with SIGKILL, so that it cannot release its Lease. Its pod
     is deleted too, because a container that is killed repeatedly is restarted with growing delays; the Deployment
@@ -128,15 +141,7 @@ def kill_operator(name: str | None = None) -> None:
     for pod in read_all(NAMESPACE, "pods", OPERATOR):
         if name not in (None, pod["metadata"]["name"]):
             continue
-        for status in pod["status"].get("containerStatuses", []):
-            container = status.get("containerID", "").removeprefix("containerd://")
-            if "running" in status["state"]:
-                try:
-                    ctr(pod["spec"]["nodeName"], "task", "kill", "--signal=SIGKILL", container)
-                except CommandFailed as error:
-                    # It may have ended since the API server told of it.
-                    if "no running task found" not in str(error):
-                        raise
+        kill(pod)
         forget(NAMESPACE, "pods", pod["metadata"]["name"])
 
 
