@@ -125,7 +125,7 @@ def main() -> None:
     metrics: dict[str, Metric] = {}
     page_ms: list[float] = []
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
-        model = args.model or _tiny_model(Path(folder) / "model")
+        model = args.model or tiny_model(Path(folder) / "model")
         for tokenizers in (0, 1):
             sockets = Path(folder) / f"sockets{tokenizers}"
             sockets.mkdir()
@@ -152,7 +152,7 @@ def measure(scenario: Scenario) -> Measurement:
     measured += [
         context.Process(target=_tokenizer, args=(encoded, index), daemon=True) for index in range(scenario.tokenizers)
     ]
-    scheduler = context.Process(target=_scheduler, args=(encoded,), daemon=True)
+    scheduler = context.Process(target=run_scheduler, args=(encoded,), daemon=True)
     poller, poller_end = context.Pipe()
     metrics = context.Process(target=_poll_metrics, args=(encoded, poller_end), daemon=True)
     processes = [scheduler, *measured, metrics]
@@ -177,7 +177,7 @@ def measure(scenario: Scenario) -> Measurement:
             process.join()
 
 
-def _tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path) -> Path:
     from minisgl.toy.tiny import write_tiny_checkpoint
 
     return write_tiny_checkpoint(folder, "qwen3")
@@ -202,7 +202,7 @@ def _tokenizer(encoded: bytes, index: int) -> None:
     worker.run(msgspec.json.decode(encoded, type=Scenario).workers[index])
 
 
-def _scheduler(encoded: bytes) -> None:
+def run_scheduler(encoded: bytes) -> None:
     from minisgl.scheduler import process
     from minisgl.tokenizer.model_files import load_model_files
 

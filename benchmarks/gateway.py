@@ -97,7 +97,7 @@ def _run_gateway(backend: int, parent: Connection) -> None:
     server.run(parent.send)
 
 
-def _start(target: Callable[..., None], *args: object) -> tuple[multiprocessing.Process, int]:
+def start(target: Callable[..., None], *args: object) -> tuple[multiprocessing.Process, int]:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.Process(target=target, args=(*args, theirs), daemon=True)
     process.start()
@@ -111,11 +111,11 @@ def _cpu_seconds(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _request(path: str, body: bytes) -> bytes:
+def request(path: str, body: bytes) -> bytes:
     return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-async def _ready(port: int) -> None:
+async def until_ready(port: int) -> None:
     """Wait until the gateway has listed the models."""
     async with asyncio.timeout(_START_SECONDS):
         while True:
@@ -131,7 +131,7 @@ async def _ready(port: int) -> None:
 async def _read_stream(port: int) -> int:
     """Return the number of events of one stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(_request("/v1/chat/completions", b'{"model":"m","messages":[],"stream":true}'))
+    writer.write(request("/v1/chat/completions", b'{"model":"m","messages":[],"stream":true}'))
     events = 0
     received = b""
     while not received.endswith(_LAST):
@@ -155,7 +155,7 @@ async def _short_requests(port: int, rate: float, seconds: float) -> list[float]
     async def one() -> None:
         reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
         begin = time.perf_counter()
-        writer.write(_request("/v1/completions", _BODY))
+        writer.write(request("/v1/completions", _BODY))
         await reader.readuntil(_SHORT)
         times.append(time.perf_counter() - begin)
         idle.append((reader, writer))
@@ -179,9 +179,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=number(1), default=10.0, help="time of short requests (default: 10)")
     add_json_argument(parser)
     args = parser.parse_args()
-    stub, stub_port = _start(_run_stub, args.events, args.pause_ms / 1000)
-    gateway, port = _start(_run_gateway, stub_port)
-    uvloop.run(_ready(port))
+    stub, stub_port = start(_run_stub, args.events, args.pause_ms / 1000)
+    gateway, port = start(_run_gateway, stub_port)
+    uvloop.run(until_ready(port))
     uvloop.run(_streams(port, 2))
     begin = _cpu_seconds(gateway.pid)
     events = uvloop.run(_streams(port, args.streams))

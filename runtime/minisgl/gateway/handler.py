@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.gateway_headers import PRIORITY_HEADER, TENANT_HEADER
 from minisgl.frontend.server.json_body import read_json_body
-from minisgl.frontend.server.request_record import record_of
+from minisgl.frontend.server.request_record import TRACE_FIELD, record_of
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.usage_report import REQUEST_HEADER
 from minisgl.frontend.tracing.tracer import unrecorded_headers
@@ -149,7 +149,7 @@ class Gateway:
             own[PRIORITY_HEADER] = str(account.tenant.priority)
         if self.requests.tracer is not None and record.trace is None:
             # Otherwise the frontend would decide anew.
-            own |= unrecorded_headers(Headers(scope=scope))
+            own |= unrecorded_headers(record.headers.get(TRACE_FIELD, ""), scope)
         return own
 
 

@@ -88,7 +88,9 @@ class RecordMiddleware:
         # Not the address of the record, which a client may name in a header behind a proxy on this machine.
         record.from_gateway = self._trusts_gateway or self._requests.gateways.include(client.peer, record.started_at)
         if tracer is not None and record.method == "POST":
-            record.trace = trace = tracer.begin(headers, is_trusted=record.from_gateway)
+            record.trace = trace = tracer.begin(
+                record.headers.get(TRACE_FIELD, ""), headers, is_trusted=record.from_gateway
+            )
             if trace is not None:
                 record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
         if record.from_gateway:

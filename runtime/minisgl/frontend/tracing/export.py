@@ -163,7 +163,20 @@ def _resource(service: str) -> Resource:
         "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
     }
     given = OTELResourceDetector().detect().attributes
-    return Resource.create({name: value for name, value in own.items() if name not in given})
+    made = Resource.create({name: value for name, value in own.items() if name not in given})
+    return _Resource(made)
+
+
+class _Resource(Resource):
+    """Its hash is computed once. The SDK groups spans by it, and would write all attributes as JSON for each of them,
+    a quarter of the time of an export."""
+
+    def __init__(self, made: Resource) -> None:
+        super().__init__(made.attributes, made.schema_url)
+        self._hash = super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def _size(variable: str, default: int) -> int:

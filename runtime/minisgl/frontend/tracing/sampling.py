@@ -14,6 +14,8 @@ ARGUMENT_VARIABLE: Final = "OTEL_TRACES_SAMPLER_ARG"
 _PARENT_BASED: Final = "parentbased_"
 _BITS: Final = 64
 """Low bits of a number that decide, as in the libraries of OpenTelemetry."""
+_RANGE: Final = 1 << _BITS
+_LOW_BITS: Final = _RANGE - 1
 _BY_SHARE: Final = "traceidratio"
 _SHARES: Final[Mapping[str, float | None]] = {"always_on": 1.0, "always_off": 0.0, _BY_SHARE: None}
 """Shares by the name of a sampler; None: its argument."""
@@ -35,7 +37,7 @@ class Sampler(NamedTuple):
         client's."""
         if parent is not None and (self.by_parent or is_trusted):
             return parent.is_sampled
-        return number & ((1 << _BITS) - 1) < round(self.share * (1 << _BITS))
+        return number & _LOW_BITS < self.share * _RANGE
 
 
 def make_sampler(share: float | None, variables: Mapping[str, str]) -> Sampler:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from minisgl.frontend.config import TraceOptions
 from minisgl.frontend.metrics.types import Total
@@ -44,10 +45,10 @@ class Tracer:
         self._sampler = sampler
         self._export = export
 
-    def begin(self, headers: Headers, *, is_trusted: bool = False) -> RequestTrace | None:
-        """Return the trace of a request that is recorded; None: it is not. `is_trusted`: it comes from a gateway."""
-        given = headers.get(TRACEPARENT)
-        parent = None if given is None else read_traceparent(given)
+    def begin(self, given: str, headers: Headers, *, is_trusted: bool = False) -> RequestTrace | None:
+        """Return the trace of a request that is recorded; None: it is not. `given`: its `traceparent`; empty: none.
+        `is_trusted`: it comes from a gateway."""
+        parent = read_traceparent(given) if given else None
         # Not the id of a given trace: clients would choose one that is always recorded.
         number = random.getrandbits(_TRACE_ID_BITS) or 1
         if not self._sampler.records(number, parent, is_trusted=is_trusted):
@@ -65,14 +66,15 @@ class Tracer:
         self._export.close(CLOSE_SECONDS)
 
 
-def unrecorded_headers(headers: Headers) -> dict[str, str]:
-    """Return the headers that tell the next process not to record a request either."""
-    parent = read_traceparent(headers.get(TRACEPARENT, ""))
+def unrecorded_headers(given: str, scope: Scope) -> dict[str, str]:
+    """Return the headers that tell the next process not to record a request either. `given`: its `traceparent`; empty:
+    none."""
+    parent = read_traceparent(given) if given else None
     if parent is None:
         trace_id = random.getrandbits(_TRACE_ID_BITS) or 1
         return {TRACEPARENT: traceparent(trace_id, new_span_id(), sampled=False)}
     own = {TRACEPARENT: traceparent(parent.trace_id, parent.span_id, sampled=False)}
-    state = read_tracestate(headers.getlist(TRACESTATE))
+    state = read_tracestate(Headers(scope=scope).getlist(TRACESTATE))
     return {**own, TRACESTATE: state} if state else own
 
 

@@ -43,7 +43,8 @@ def read_request(first: Any, now: float, tracer: Tracer | None) -> tuple[Scope, 
     record.address = _address(read)
     if path in POST_PATHS:
         record.route, record.route_method = path, method if method == "POST" else record.route_method
-    if tracer is not None and method == "POST" and (trace := tracer.begin(read)) is not None:
+    given = record.headers.get(TRACE_FIELD, "")
+    if tracer is not None and method == "POST" and (trace := tracer.begin(given, read)) is not None:
         record.trace = trace
         record.headers = {**record.headers, TRACE_FIELD: trace.traceparent(trace.span_id)}
     attach_record(scope, record)
