@@ -11,6 +11,7 @@ import msgspec
 
 from minisgl.errors import CodedError
 from minisgl.gateway.models import Address
+from minisgl.version import __version__
 
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -42,8 +43,10 @@ class ClusterAccess(msgspec.Struct, frozen=True):
         return cls(Address(host, int(port)), _ACCOUNT / "ca.crt", _ACCOUNT / "token", namespace)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that authenticate a request. The token is read each time: the kubelet replaces it."""
-        return {"authorization": f"Bearer {self.token_file.read_text().strip()}"}
+        """Return the headers that authenticate a request, and name its sender in audit logs. The token is read each
+        time: the kubelet replaces it."""
+        token = self.token_file.read_text().strip()
+        return {"authorization": f"Bearer {token}", "user-agent": f"minisgl-gateway/{__version__}"}
 
     def tls(self) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(self.ca_file))

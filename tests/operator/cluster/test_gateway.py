@@ -13,6 +13,7 @@ import pytest
 from minisgl.gateway.cluster_access import ClusterAccess
 from minisgl.gateway.config import GatewayOptions
 from minisgl.gateway.process import GatewayServer
+from minisgl.version import __version__
 from minisgl_operator.api.crd import NAME, crd
 from minisgl_operator.api.types import API_VERSION, KIND, PLURAL
 from support.cluster.control_plane import LocalControlPlane
@@ -100,6 +101,8 @@ async def test_models_are_listed_within_a_second_of_each_change(
         await _holds_a_request(gateway)
         await kubectl(control_plane, "delete", f"{PLURAL}/second", "-n", TEAM)
         assert await seconds_until(gateway, "two", None) < SECONDS
+    senders = {event.get("userAgent") for event in control_plane.audit() if PLURAL in event["requestURI"]}
+    assert f"minisgl-gateway/{__version__}" in senders, "audit logs tell who asked"
 
 
 async def _holds_a_request(gateway: RunningGateway) -> None:

@@ -92,7 +92,7 @@ def asked(cluster: OperatedCluster) -> bool:
     """True if the operator has read the node."""
     wanted = ("minisgl-operator", "get", cluster.node)
     return any(
-        (event["userAgent"], event["verb"], event.get("objectRef", {}).get("name")) == wanted
+        (event.get("userAgent"), event["verb"], event.get("objectRef", {}).get("name")) == wanted
         for event in cluster.control_plane.audit()
     )
 
