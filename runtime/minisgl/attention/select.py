@@ -57,15 +57,9 @@ def _always(shape: AttentionShape) -> None:
 def _fa3(shape: AttentionShape) -> PrefillBackend:
     # Our own kernel can be captured beside windows, as FlashInfer's cannot.
     behind = ("flashinfer", "triton") if shape.window is None else ("triton", "flashinfer")
-    reasons: list[str] = []
-    for name in behind:
-        why_not, make = _PREFILL[name]
-        reason = why_not(shape)
-        if reason is None:
-            return fa3_backend.Fa3Prefill(shape, make(shape))
-        reasons.append(f"not {name}, because {reason}")
-    prefill = fa3_backend.Fa3Prefill(shape, TorchPrefill(shape))
-    if prefill.backend_for(prefix=True) != prefill.name:
+    name, make, reasons = _first_that_serves({each: _PREFILL[each] for each in (*behind, "torch")}, shape)
+    prefill = fa3_backend.Fa3Prefill(shape, make(shape))
+    if name == "torch" and prefill.backend_for(prefix=True) != prefill.name:
         logger.warning(
             "attention backend for prefill with more than %d tokens is torch: %s",
             prefill.most_graph_keys,
@@ -232,15 +226,23 @@ def _select(phase: str, name: str, choices: Mapping[str, _Choice[Backend]], shap
 
 
 def _best(phase: str, choices: Mapping[str, _Choice[Backend]], shape: AttentionShape) -> Backend:
+    name, make, reasons = _first_that_serves(choices, shape)
+    if shape.device.type == "cuda" and reasons:
+        # The reference is many times slower on a GPU: never fall back to it silently.
+        level = logging.WARNING if name == "torch" else logging.INFO
+        logger.log(level, "attention backend for %s is %s: %s", phase, name, "; ".join(reasons))
+    return make(shape)
+
+
+def _first_that_serves(
+    choices: Mapping[str, _Choice[Backend]], shape: AttentionShape
+) -> tuple[str, Callable[[AttentionShape], Backend], list[str]]:
+    """Return the name of the first choice that serves `shape`, what makes it, and why those before it do not."""
     reasons: list[str] = []
     for name, (why_not, make) in choices.items():
         reason = why_not(shape)
         if reason is None:
-            if shape.device.type == "cuda" and reasons:
-                # The reference is many times slower on a GPU: never fall back to it silently.
-                level = logging.WARNING if name == "torch" else logging.INFO
-                logger.log(level, "attention backend for %s is %s: %s", phase, name, "; ".join(reasons))
-            return make(shape)
+            return name, make, reasons
         reasons.append(f"not {name}, because {reason}")
     raise AssertionError("the last choice serves every shape")
 
