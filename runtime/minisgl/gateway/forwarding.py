@@ -54,10 +54,8 @@ class Outgoing:
 
     def parts(self, address: Address, more_headers: list[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
         """`more_headers`: those of this attempt alone."""
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        target = f"{host}:{address.port}"
         headers = self._headers + more_headers
-        head = request_head(self._method, self.path, self._query, target, headers, len(self.body))
+        head = request_head(self._method, self.path, self._query, address.netloc, headers, len(self.body))
         return (head, self.body) if self.body else (head,)
 
 

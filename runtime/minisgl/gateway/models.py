@@ -22,6 +22,11 @@ class Address(NamedTuple):
     host: str
     port: int
 
+    @property
+    def netloc(self) -> str:
+        """As in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Key(NamedTuple):
     """Identity of a model in the table."""

@@ -303,8 +303,7 @@ class Client:
     @contextlib.asynccontextmanager
     async def reading(self, address: Address, path: str, headers: dict[str, str]) -> AsyncIterator[Exchange]:
         """Send a GET request, and wait for the headers of its response. Raises UpstreamError."""
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        lines = [f"GET {path} HTTP/1.1", f"host: {host}:{address.port}", "accept: application/json"]
+        lines = [f"GET {path} HTTP/1.1", f"host: {address.netloc}", "accept: application/json"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         exchange = await self.send(address, "\r\n".join([*lines, "", ""]).encode())
         try:

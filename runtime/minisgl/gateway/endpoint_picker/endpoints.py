@@ -26,8 +26,7 @@ _PORT: Final = "http"
 
 def endpoint(host: str, port: int) -> str:
     """Return `IP:PORT`, in one form for each address. Raises ValueError."""
-    address = ipaddress.ip_address(host)
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return Address(str(ipaddress.ip_address(host)), port).netloc
 
 
 def parse_endpoint(text: str) -> str | None:
@@ -89,7 +88,7 @@ def of_slice(found: EndpointSlice) -> list[str]:
     if not ports:
         return []
     ready = [each for each in found.endpoints or () if each.conditions.ready is not False and each.addresses]
-    return [text for each in ready if (text := parse_endpoint(_joined(each.addresses[0], ports[0]))) is not None]
+    return [text for each in ready if (text := parse_endpoint(Address(each.addresses[0], ports[0]).netloc)) is not None]
 
 
 class ClusterEndpoints:
@@ -148,7 +147,3 @@ class ClusterEndpoints:
 
     def _take(self, found: EndpointSlice) -> None:
         self._slices[found.metadata.name] = found.metadata.labels.get(_SERVICE_LABEL, ""), of_slice(found)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

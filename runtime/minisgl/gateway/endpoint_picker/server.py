@@ -23,6 +23,7 @@ from minisgl.gateway.endpoint_picker.definitions import (
 from minisgl.gateway.endpoint_picker.messages import SERVICE, immediate
 from minisgl.gateway.endpoint_picker.picker import Picker
 from minisgl.gateway.endpoint_picker.stream import BadStream, Stream, StreamTimeout
+from minisgl.gateway.models import Address
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class PickerServer:
         """Listen. Raises ServerError."""
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers(self._handlers())
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = Address(host, port).netloc
         try:
             if plaintext:
                 self.port = self._server.add_insecure_port(address)
