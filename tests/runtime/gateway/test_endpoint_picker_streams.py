@@ -26,6 +26,7 @@ from support.gateway.proxy import (
     FULL_DUPLEX,
     SERVING,
     Exchange,
+    Proxy,
     at,
     gone,
     held,
@@ -40,7 +41,7 @@ from support.gateway.proxy import (
     set_headers,
     shows,
 )
-from support.gateway.running import until
+from support.gateway.running import RunningGateway, until
 from support.gateway.stub_frontend import StubFrontend, stub_frontend
 from support.otlp import collector
 
@@ -217,13 +218,19 @@ async def test_a_model_without_endpoints_is_woken_and_its_requests_wait() -> Non
         await until(lambda: idle(gateway))
 
 
+async def held_exchange(gateway: RunningGateway, proxy: Proxy) -> Exchange:
+    """A request that waits for an endpoint."""
+    exchange = proxy.exchange()
+    await exchange.send(request_headers())
+    await exchange.send(request_body(json.dumps(BODY).encode(), end=True))
+    await until(lambda: held(gateway))
+    return exchange
+
+
 async def test_a_client_that_leaves_while_it_waits_frees_its_place() -> None:
     async with stub_frontend("a") as stub, picker_of(stub) as (gateway, proxy):
         await gone(gateway, stub)
-        exchange = proxy.exchange()
-        await exchange.send(request_headers())
-        await exchange.send(request_body(json.dumps(BODY).encode(), end=True))
-        await until(lambda: held(gateway))
+        exchange = await held_exchange(gateway, proxy)
         exchange.call.cancel()
         await until(lambda: idle(gateway))
         await until(lambda: shows(gateway, NONE_IN_FLIGHT))
@@ -233,10 +240,7 @@ async def test_a_stream_that_ends_while_it_waits_frees_its_place_and_permits_not
     """To a proxy the end of a stream without an error means that the request may go on."""
     async with stub_frontend("a") as stub, picker_of(stub) as (gateway, proxy):
         await gone(gateway, stub)
-        exchange = proxy.exchange()
-        await exchange.send(request_headers())
-        await exchange.send(request_body(json.dumps(BODY).encode(), end=True))
-        await until(lambda: held(gateway))
+        exchange = await held_exchange(gateway, proxy)
         await exchange.call.done_writing()
         assert await ends_in(exchange) == grpc.StatusCode.CANCELLED
         await until(lambda: idle(gateway))
@@ -246,10 +250,7 @@ async def test_a_stream_that_ends_while_it_waits_frees_its_place_and_permits_not
 async def test_a_request_that_waits_is_refused_when_the_picker_has_no_more_time_for_it() -> None:
     async with stub_frontend("a") as stub, picker_of(stub, drain_timeout=0.1) as (gateway, proxy):
         await gone(gateway, stub)
-        exchange = proxy.exchange()
-        await exchange.send(request_headers())
-        await exchange.send(request_body(json.dumps(BODY).encode(), end=True))
-        await until(lambda: held(gateway))
+        exchange = await held_exchange(gateway, proxy)
         gateway.server.stop()
         assert refused(await exchange.read()) == (503, "shutting_down")
 
