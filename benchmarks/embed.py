@@ -6,7 +6,7 @@ python benchmarks/embed.py --url http://127.0.0.1:8000 --config qwen3-0.6b --rer
 
 Texts are random token ids, so that no tokenizer is measured and no text comes twice. The share is that of the
 operations of linear layers and attention, as if every one ran at --peak. With --rerank one query has --documents texts
-of --tokens words at a time, in one token each with most tokenizers; that of `minisgl models dummy` cannot score.
+of --tokens words at a time, each of them one token of the tokenizer that `minisgl models dummy` writes.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from minisgl.bench.http_client import Endpoint
 from minisgl.bench.record import Result
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder_config import AttentionConfig
+from minisgl.toy.tiny import dummy_word
 
 _PEAK: Final = 790e12
 """FLOP/s of a bf16 GEMM of 8192³ on an H200, measured."""
-_WORDS: Final = ("model", "token", "graph", "cache", "river", "stone", "paper", "light", "north", "sound")
 
 
 def flops(config: ModelConfig, lengths: Sequence[int]) -> float:
@@ -99,7 +99,7 @@ async def _rerank(args: argparse.Namespace) -> dict[str, float]:
     generator = np.random.default_rng(args.seed)
 
     def text() -> str:
-        return " ".join(generator.choice(_WORDS, args.tokens))
+        return "".join(f" {dummy_word(index)}" for index in generator.integers(1000, 9000, args.tokens))
 
     bodies = [{"query": text()[:40], "documents": [text() for _ in range(args.documents)]} for _ in range(22)]
     seconds = await _all(endpoint, "/v1/rerank", bodies, 1)

@@ -33,7 +33,8 @@
 #   serve         25 s   a server with a tiny model: one question, metrics, and a clean exit
 #   online       420 s   a server with Qwen3-14B and dummy weights, under a synthetic chat trace at three speeds
 #   moe           60 s   Qwen3-30B-A3B, decode at batch 1 and 64
-#   embed        120 s   Qwen3-0.6B and BGE-M3: embeddings of texts of 512 tokens, through HTTP and without a server
+#   embed        150 s   Qwen3-0.6B and BGE-M3: embeddings of texts of 512 tokens, through HTTP and without a server;
+#                        Qwen3-0.6B as a reranker: 100 documents of 300 tokens
 #   gpt-oss      150 s   gpt-oss-20b and 120b: workloads A and C
 #   hybrids      400 s   Qwen3.6-27B and 35B-A3B in bf16 and FP8 blocks, Nemotron 3 Nano: workloads A and C
 #   fp8           90 s   FP8 blocks: workloads A and C on Qwen3-14B, C and C64 on Qwen3-30B-A3B
@@ -230,6 +231,8 @@ part() {
           limited 60 "$PYTHON" benchmarks/embed.py --url "http://127.0.0.1:$PORT" --config "$model" --record "$OUT/h200.json"
         limited 60 "$PYTHON" benchmarks/embed.py --offline "$model" --record "$OUT/h200.json"
       done
+      with_server "$OUT/rerank.log" "$SCRATCH/qwen3-0.6b" --dummy-weights --task rerank -- \
+        limited 60 "$PYTHON" benchmarks/embed.py --url "http://127.0.0.1:$PORT" --rerank --tokens 300 --record "$OUT/h200.json"
       ;;
     gpt-oss)
       bench offline-gpt-oss-20b gpt-oss-20b 240 --workload A C --repeat 2

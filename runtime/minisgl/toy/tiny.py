@@ -50,6 +50,9 @@ class _Arch(NamedTuple):
 
 _WINDOW_OFF: Final = {"sliding_window": None, "use_sliding_window": False}
 
+_RERANKER_TOKENS: Final = ("yes", "no", "<think>", "</think>")
+"""Tokens that tell a decoder that scores pairs from one that cannot."""
+_LETTERS: Final = str.maketrans("0123456789", "abcdefghij")
 _ARCHS: Final[Mapping[str, _Arch]] = {
     "llama": _Arch("LlamaForCausalLM", "llama", rope="llama3", rope_theta=500000.0, shards=2),
     "mistral": _Arch("MistralForCausalLM", "mistral", shards=2, extra={"sliding_window": None}),
@@ -304,11 +307,20 @@ def write_dummy_checkpoint(folder: Path, config: Mapping[str, Any]) -> Path:
     return write_checkpoint(folder, {**config, **ids}, tokenizer, family, {})
 
 
+def dummy_word(index: int) -> str:
+    """Word of token `index` of a filled vocabulary: letters alone, since tokenizers split words from digits."""
+    return "w" + str(index).translate(_LETTERS)
+
+
 def _fill_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Tokenizer:
-    """Add a token for each id without one. No merge produces it, but a sampled id decodes to a text, as with the
-    model's own tokenizer."""
+    """Add a token for each id without one: those that a reranker needs, then words. A sampled id decodes to a text, as
+    with the model's own tokenizer, and such a word behind a blank is one token."""
     content, known = json.loads(tokenizer.to_str()), tokenizer.get_vocab()
     used = set(known.values())
     # Includes control tokens: they would otherwise get new ids behind the added ones.
-    content["model"]["vocab"] = known | {f"Ġw{index}": index for index in range(vocab_size) if index not in used}
+    free = [index for index in range(vocab_size) if index not in used]
+    names = [token for token in _RERANKER_TOKENS if token not in known]
+    names += [f"Ġ{dummy_word(index)}" for index in free[len(names) :]]
+    content["model"]["vocab"] = known | dict(zip(names, free, strict=False))
+    content["model"]["ignore_merges"] = True
     return Tokenizer.from_str(json.dumps(content))
