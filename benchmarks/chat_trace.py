@@ -14,6 +14,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 RATE = 2.6
 MEAN_OUTPUT, SPREAD_OUTPUT = 358.31, 0.9
@@ -28,13 +29,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    draw = random.Random(args.seed)
-    outputs = [_length(draw, MEAN_OUTPUT, SPREAD_OUTPUT, LONGEST_OUTPUT) for _ in range(args.requests)]
+    lines = [json.dumps(request) for request in chat_trace(args.requests, args.seed)]
+    args.out.write_text("\n".join(lines) + "\n")
+
+
+def chat_trace(requests: int, seed: int) -> list[dict[str, Any]]:
+    """Requests in the order in which they arrive."""
+    draw = random.Random(seed)
+    outputs = [_length(draw, MEAN_OUTPUT, SPREAD_OUTPUT, LONGEST_OUTPUT) for _ in range(requests)]
     # Scaling makes up for the clipped tail, so that the sum is the known one.
-    scale = MEAN_OUTPUT * args.requests / sum(outputs)
+    scale = MEAN_OUTPUT * requests / sum(outputs)
     timestamp, next_block = 0.0, 0
     conversations: list[list[int]] = []
-    lines = []
+    trace = []
     for output in outputs:
         length = _length(draw, MEAN_INPUT, SPREAD_INPUT, LONGEST_INPUT)
         blocks = -(-length // BLOCK)
@@ -48,9 +55,9 @@ def main() -> None:
             "output_length": max(1, min(round(output * scale), LONGEST_OUTPUT)),
             "hash_ids": hash_ids,
         }
-        lines.append(json.dumps(request))
+        trace.append(request)
         timestamp += draw.expovariate(RATE) * 1000
-    args.out.write_text("\n".join(lines) + "\n")
+    return trace
 
 
 def _length(draw: random.Random, mean: float, spread: float, longest: int) -> int:
