@@ -6,6 +6,11 @@ import heapq
 from typing import Final, Protocol
 
 NO_CHECKPOINT: Final = -1
+_MOST_SAVES: Final = 1000
+"""Then all counts are halved, so that they follow the load."""
+_DOUBT: Final = 0.6
+"""Weight of the first guess of how often a kind is used, in checkpoints. With more, kinds without any use stay long."""
+_LIKELY, _UNLIKELY = 0.5, 0.1
 
 
 class Prefix(Protocol):
@@ -18,10 +23,28 @@ class Prefix(Protocol):
         ...
 
 
+class _Kind:
+    """How often checkpoints that are saved for one reason are used."""
+
+    __slots__ = ("guess", "saves", "uses")
+
+    def __init__(self, guess: float) -> None:
+        self.guess = guess
+        self.saves = self.uses = 0.0
+
+    @property
+    def odds(self) -> float:
+        """Uses for each one saved; the guess before any was."""
+        return (self.uses + _DOUBT * self.guess) / (self.saves + _DOUBT)
+
+
 class Checkpoints:
     """Each one is free, of a row, or of a cached prefix. When there is no free one, the least valuable one of a prefix
     is freed: GreedyDual, with the pages that a request would compute again without it as its value, so that it ages
     while others are used. The next one behind it is worth more from then on, so old texts keep some, far apart.
+
+    Loads differ in where their texts part: the pages count as often as checkpoints of the same kind were used, in
+    proportion to those of all kinds.
 
     Places of rows that are not in use have further ones, with negative numbers, see `at_row`: a prefix whose checkpoint
     is freed gets one there, to which the state moves, until a row needs the place."""
@@ -34,13 +57,17 @@ class Checkpoints:
         self._spare = [self.at_row(slot) for slot in reversed(range(rows))]
         """Those at rows that are not in use which no prefix has."""
         self._prefixes: dict[int, Prefix] = {}
-        self._values: dict[int, int] = {}
+        self._kinds: dict[int, _Kind] = {}
+        self._every_kind = _Kind(_LIKELY)
+        self._kind_of: dict[int, int] = {}
+        """Kinds of those that are not free."""
+        self._values: dict[int, float] = {}
         """As of its last use: it has grown if the checkpoint before it went, and shrunk if one was saved between."""
-        self._heaps: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self._heaps: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
         """Values with their checkpoints, and those at rows; an entry that differs from `_values` is stale."""
-        self._used: dict[int, int] = {}
+        self._used: dict[int, float] = {}
         """Value of the last one that went when each was used last."""
-        self._age = 0
+        self._age = 0.0
         self._freed: list[int] | None = [] if audit else None
         self._moves: list[tuple[int, int]] = []
 
@@ -58,8 +85,9 @@ class Checkpoints:
         """Row in whose place this one is, which `at_row` has given."""
         return checkpoint + self._num_rows + 1
 
-    def take(self) -> int:
-        """A checkpoint for a row; NO_CHECKPOINT: all are those of rows."""
+    def take(self, kind: int = 0) -> int:
+        """A checkpoint for a row; NO_CHECKPOINT: all are those of rows. `kind`: number of the reason to save it,
+        above 0 if nobody is known to need it."""
         if not self._free:
             if (least := self._least(0)) == NO_CHECKPOINT:
                 return NO_CHECKPOINT
@@ -70,7 +98,11 @@ class Checkpoints:
                 self._move(least, self._spare.pop())
             else:
                 self._drop_least(least)
-        return self._free.pop()
+        checkpoint = self._free.pop()
+        self._kind_of[checkpoint] = kind
+        if kind not in self._kinds:
+            self._kinds[kind] = _Kind(_UNLIKELY if kind > 0 else _LIKELY)
+        return checkpoint
 
     def give_back(self, checkpoint: int) -> None:
         """Free a checkpoint."""
@@ -86,12 +118,18 @@ class Checkpoints:
         assert prefix.checkpoint == NO_CHECKPOINT
         prefix.checkpoint = checkpoint
         self._prefixes[checkpoint] = prefix
-        self.use(prefix)
+        for kind in (self._kinds[self._kind_of[checkpoint]], self._every_kind):
+            kind.saves += 1
+        if self._every_kind.saves >= _MOST_SAVES:
+            for kind in (*self._kinds.values(), self._every_kind):
+                kind.saves, kind.uses = kind.saves / 2, kind.uses / 2
+        self._renew(prefix)
 
     def use(self, prefix: Prefix) -> None:
         """Count a use of the checkpoint of `prefix`."""
-        self._used[prefix.checkpoint] = self._age
-        self._set_value(prefix.checkpoint, self._age + prefix.saved_pages())
+        for kind in (self._kinds[self._kind_of[prefix.checkpoint]], self._every_kind):
+            kind.uses += 1
+        self._renew(prefix)
 
     def drop(self, prefix: Prefix) -> None:
         """Free the checkpoint of a cached prefix, if it has one."""
@@ -120,15 +158,24 @@ class Checkpoints:
         moves, self._moves = self._moves, []
         return moves
 
-    def _least(self, kind: int) -> int:
-        """The least valuable one of a prefix, of those in the heap `kind`."""
-        heap = self._heaps[kind]
+    def _renew(self, prefix: Prefix) -> None:
+        self._used[prefix.checkpoint] = self._age
+        self._set_value(prefix.checkpoint, self._age + self._worth(prefix))
+
+    def _worth(self, prefix: Prefix) -> float:
+        """Pages that a checkpoint will probably save."""
+        kind = self._kinds[self._kind_of[prefix.checkpoint]]
+        return prefix.saved_pages() * kind.odds / self._every_kind.odds
+
+    def _least(self, at_rows: int) -> int:
+        """The least valuable one of a prefix, of those at rows or of the others."""
+        heap = self._heaps[at_rows]
         while heap:
             stored, least = heap[0]
             if self._values.get(least) != stored:
                 heapq.heappop(heap)
                 continue
-            value = self._used[least] + self._prefixes[least].saved_pages()
+            value = self._used[least] + self._worth(self._prefixes[least])
             if value <= stored:
                 # Lower values are found as they are: they must not make others older.
                 self._values[least] = value
@@ -143,13 +190,14 @@ class Checkpoints:
 
     def _move(self, checkpoint: int, to: int) -> None:
         prefix, used, value = self._prefixes[checkpoint], self._used[checkpoint], self._values[checkpoint]
+        self._kind_of[to] = self._kind_of[checkpoint]
         self.drop(prefix)
         prefix.checkpoint = to
         self._prefixes[to], self._used[to] = prefix, used
         self._set_value(to, value)
         self._moves.append((checkpoint, to))
 
-    def _set_value(self, checkpoint: int, value: int) -> None:
+    def _set_value(self, checkpoint: int, value: float) -> None:
         self._values[checkpoint] = value
         at_rows = checkpoint < 0
         heap = self._heaps[at_rows]

@@ -2,13 +2,14 @@
 
 A state stands for all tokens before it, so a request can begin behind a cached prefix only at a checkpoint. One with
 matrices costs as much memory as thousands of tokens of keys and values, so there are few: at the end of a prompt, where
-a prompt parts from a cached one, and at the end of an answer. All are at ends of blocks, which are whole pages and
-whole chunks of the kernels.
+a prompt parts from a cached one, at the end of an answer, and behind 2, 3, 5, 8, 13 … blocks of a prompt. All are at
+ends of blocks, which are whole pages and whole chunks of the kernels.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,13 @@ from minisgl.wire.plan import NO_STATE_CHANGES, IntArray, StateChange
 
 CHUNK_TOKENS: Final = 64
 """Tokens that the kernels of linear attention compute together."""
+
+
+_END: Final = 0
+_JUNCTION: Final = -1
+_ANSWER: Final = -2
+"""Kinds of checkpoints: at the end of a prompt, where it parts from a cached one, and in an answer. Those behind n
+blocks of a prompt are of kind n."""
 
 
 class _RowCheckpoints:
@@ -94,8 +102,13 @@ class RowStates:
             return
         row, prompt = self._rows[slot], int(self._table.prefill_end[slot])
         # The last token of a prompt is always computed.
-        for tokens in sorted({row.junction, self._whole(prompt - 1)}):
-            if start < tokens <= start + length and (checkpoint := self._take()) != NO_CHECKPOINT:
+        last = self._whole(prompt - 1)
+        # Others may continue any part of it, more often one that is short.
+        kinds = {blocks * self.block: blocks for blocks in _fibonacci(last // self.block)}
+        kinds |= {last: _END, row.junction: _JUNCTION}
+        # The likely ones first, since there may be fewer checkpoints.
+        for tokens, kind in sorted(kinds.items(), key=lambda place: (place[1] > 0, place)):
+            if start < tokens <= start + length and (checkpoint := self._take(kind)) != NO_CHECKPOINT:
                 row.saved[tokens] = checkpoint
                 self._save(slot, tokens, checkpoint)
         if start + length == prompt and prompt % self.block == 0:
@@ -155,9 +168,9 @@ class RowStates:
             if checkpoint != NO_CHECKPOINT:
                 checkpoints.give_back(checkpoint)
 
-    def _take(self) -> int:
+    def _take(self, kind: int) -> int:
         """A checkpoint for a row; the next plan moves the state that was there, if it is kept."""
-        checkpoint = self._checkpoints.take()
+        checkpoint = self._checkpoints.take(kind)
         for source, to in self._checkpoints.take_moves():
             slot = self._checkpoints.slot(to)
             self._forget_changes(slot)
@@ -176,7 +189,7 @@ class RowStates:
         """Let the next plan save the state behind so many tokens, in place of the last one that the answer left."""
         row = self._rows[slot]
         if row.answer == NO_CHECKPOINT:
-            row.answer = self._take()
+            row.answer = self._take(_ANSWER)
         if row.answer != NO_CHECKPOINT:
             row.answer_tokens = tokens
             self._save(slot, tokens, row.answer)
@@ -214,3 +227,11 @@ class RowStates:
             return False
         self._checkpoints.keep(checkpoint, node)
         return True
+
+
+def _fibonacci(most: int) -> Iterator[int]:
+    """Fibonacci numbers from 2 up to `most`."""
+    number, following = 2, 3
+    while number <= most:
+        yield number
+        number, following = following, number + following

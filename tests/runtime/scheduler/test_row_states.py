@@ -84,18 +84,19 @@ def test_a_prompt_that_is_sent_again_computes_its_last_block_only() -> None:
 
 def test_the_third_prompt_begins_where_the_second_parted_from_the_first() -> None:
     served = harness()
-    shared = text(200)
+    shared = text(270)
     cached = [answered(served, [*shared, *text(100, seed)]).cached for seed in (1, 2, 3, 4)]
-    assert cached == [0, 0, 192, 192]
+    # The first one has a checkpoint behind 3 blocks.
+    assert cached == [0, 192, 256, 256]
 
 
 def test_prompts_that_arrive_together_wait_one_step_for_the_state_that_they_share() -> None:
     served = harness(budget=4096)
-    shared = text(200)
+    shared = text(270)
     answered(served, [*shared, *text(100, 1)])
     answers = [served.submit([*shared, *text(100, seed)], 4, ignore_eos=True) for seed in range(2, 7)]
     served.run()
-    assert [answer.cached for answer in answers] == [0, 192, 192, 192, 192]
+    assert [answer.cached for answer in answers] == [192, 256, 256, 256, 256]
     assert all(answer.tokens == answer.expected() for answer in answers)
 
 
@@ -214,6 +215,25 @@ def test_what_is_used_outlives_what_saves_more() -> None:
         checkpoints.use(used)
         checkpoints.keep(checkpoints.take(), Prefix(400))
     assert long.checkpoint == NO_CHECKPOINT != used.checkpoint
+
+
+def test_a_kind_of_checkpoints_that_is_never_used_goes_before_one_that_is() -> None:
+    checkpoints = Checkpoints(4, audit=False)
+    for _ in range(10):
+        used, unused = Prefix(300), Prefix(700)
+        checkpoints.keep(checkpoints.take(1), used)
+        checkpoints.keep(checkpoints.take(2), unused)
+        checkpoints.use(used)
+    checkpoints.keep(checkpoints.take(1), Prefix(300))
+    assert unused.checkpoint == NO_CHECKPOINT != used.checkpoint
+
+
+def test_prompts_that_part_early_begin_near_to_where_they_part() -> None:
+    served = harness(pages=1000, checkpoints=100)
+    history = text(580)
+    answered(served, history)
+    for shared, cached in ((140, 128), (250, 192), (330, 320), (500, 320), (570, 512)):
+        assert answered(served, [*history[:shared], *text(10, shared)]).cached == cached
 
 
 def test_prefixes_keep_their_states_at_rows_that_are_not_in_use() -> None:
