@@ -67,6 +67,7 @@ def scheduler_config(model: str, available: int, rows: int) -> SchedulerConfig:
         num_pages=pages,
         page_size=layout.page_size,
         state_checkpoints=layout.state_checkpoints(pages),
+        checkpoints_per_row=layout.checkpoints_per_row,
         max_running=rows,
         max_model_len=MAX_MODEL_LEN,
         vocab_size=config.vocab_size,

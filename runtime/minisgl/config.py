@@ -231,6 +231,8 @@ class EngineSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Pages of layers with a window."""
     state_checkpoints: Index | None = None
     """Places for recurrent states behind cached prefixes, where sequences can begin; None: no layer has a state."""
+    checkpoints_per_row: Count = 1
+    """Further ones in the place of a row that is not in use."""
     max_running: Rows
     max_model_len: Count
     vocab_size: Count

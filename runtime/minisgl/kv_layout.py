@@ -59,7 +59,9 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None
     """The longest window of a layer; None: no layer has one."""
     state_bytes: int = 0
-    """Bytes of the recurrent states of a sequence, in all layers that have one."""
+    """Bytes of the recurrent states of a row, in all layers that have one."""
+    checkpoints_per_row: int = 1
+    """Checkpoints that take as many bytes."""
     caches_states: bool = True
     """Whether there is a prefix cache, for which states have checkpoints."""
     max_model_len: int
@@ -73,8 +75,9 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     def pool_bytes(self, pages: PoolPages) -> int:
         """Bytes of a pool, with the states of all rows, those of padding included, and their checkpoints."""
-        states = self.max_running + 1 + self.state_checkpoints(pages.full)
-        return self._page_bytes(pages) + states * self.state_bytes
+        rows = self.max_running + 1
+        checkpoints = -(-self.state_checkpoints(pages.full) // self.checkpoints_per_row)
+        return self._page_bytes(pages) + (rows + checkpoints) * self.state_bytes
 
     def _page_bytes(self, pages: PoolPages) -> int:
         return pages.full * self.full_bytes + pages.window * self.window_bytes
@@ -97,7 +100,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
             return 0
         sequences = -(-full * self.page_size // min(TYPICAL_TOKENS, self.max_model_len))
         most = min(self.max_running, sequences) + _STATE_CHECKPOINTS * sequences
-        affordable = full * self.full_bytes // self.state_bytes
+        affordable = full * self.full_bytes * self.checkpoints_per_row // self.state_bytes
         return min(most, max(affordable, sequences, _STATE_CHECKPOINTS))
 
     def window_pages(self, full: int) -> int:

@@ -95,18 +95,20 @@ def test_the_pages_fit_and_hold_the_longest_sequence_if_any_do(
 
 
 @given(
-    state_bytes=st.sampled_from([1, 10_000, 10**6]),
+    state_bytes=st.sampled_from([2, 10_000, 10**6]),
+    per_row=st.integers(1, 2),
     max_model_len=st.integers(1, 300_000),
     max_running=st.integers(1, 300),
     available=st.integers(0, 10**9),
 )
 def test_recurrent_states_and_their_checkpoints_fit_beside_the_pages(
-    state_bytes: int, max_model_len: int, max_running: int, available: int
+    state_bytes: int, per_row: int, max_model_len: int, max_running: int, available: int
 ) -> None:
     layout = KVLayout(
         page_size=64,
         full_bytes=1000,
         state_bytes=state_bytes,
+        checkpoints_per_row=per_row,
         max_model_len=max_model_len,
         max_running=max_running,
         max_step_tokens=8192,

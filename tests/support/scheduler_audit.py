@@ -107,7 +107,12 @@ def check_states(scheduler: Scheduler, rows: list[int]) -> None:
         assert slot in rows or not own, "a row that is not in use holds checkpoints"
         held += own
     every = sorted([*checkpoints._free, *cached, *held, *checkpoints._spare])
-    unused = [checkpoints.at_row(slot) for slot in range(scheduler.config.max_running) if slot not in rows]
+    unused = [
+        checkpoint
+        for slot in range(scheduler.config.max_running)
+        if slot not in rows
+        for checkpoint in checkpoints.at_row(slot)
+    ]
     expected = [*unused, *range(scheduler.config.state_checkpoints or 0)]
     assert every == expected, "a checkpoint is lost or has two owners"
 

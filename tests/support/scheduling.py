@@ -95,11 +95,13 @@ class Harness:
         window: int | None = None,
         window_pages: int = 0,
         checkpoints: int | None = None,
+        checkpoints_per_row: int = 1,
         drafts: int = 0,
         draft_seed: int | None = None,
     ) -> None:
         """`step_seconds`: time that a step takes on a clock of the engine's own. `window`: that of some layers, with so
-        many pages. `checkpoints`: those of recurrent states; None: no layer has one. `drafts`: most drafts of a row;
+        many pages. `checkpoints`: those of recurrent states; None: no layer has one; the place of each row that is
+        not in use has `checkpoints_per_row`. `drafts`: most drafts of a row;
         with `draft_seed` each row has a random number of them."""
         self.config = SchedulerConfig(
             num_pages=pages,
@@ -107,6 +109,7 @@ class Harness:
             window=window,
             num_window_pages=window_pages,
             state_checkpoints=checkpoints,
+            checkpoints_per_row=checkpoints_per_row,
             max_running=rows,
             max_model_len=max_model_len,
             vocab_size=VOCAB,
@@ -127,6 +130,7 @@ class Harness:
             window=window,
             num_window_pages=window_pages,
             state_checkpoints=checkpoints,
+            checkpoints_per_row=checkpoints_per_row,
             max_running=rows,
             max_model_len=max_model_len,
             vocab_size=VOCAB,

@@ -50,7 +50,7 @@ class GatedDeltaRule:
         mixed: torch.Tensor,
         gates: tuple[torch.Tensor, ...],
         states: torch.Tensor,
-        first_checkpoint: int,
+        checkpoints: torch.Tensor,
         slots: torch.Tensor,
         chunks: PromptChunks,
     ) -> torch.Tensor:
@@ -59,7 +59,7 @@ class GatedDeltaRule:
         (decay, step), (log_decay, bias) = gates, self._of_heads
         return gated_delta_prompts_cuda(
             *(mixed, decay, step, log_decay, bias, states),
-            first_checkpoint,
+            checkpoints,
             slots,
             chunks,
             self._key_heads,

@@ -53,7 +53,7 @@ class Mamba2Rule:
         mixed: torch.Tensor,
         gates: tuple[torch.Tensor, ...],
         states: torch.Tensor,
-        first_checkpoint: int,
+        checkpoints: torch.Tensor,
         slots: torch.Tensor,
         chunks: PromptChunks,
     ) -> torch.Tensor:
@@ -62,7 +62,7 @@ class Mamba2Rule:
         (raw,), (log_decay, bias, skip) = gates, self._of_heads
         return mamba2_prompts_cuda(
             *(mixed, raw, log_decay, bias, skip, states),
-            first_checkpoint,
+            checkpoints,
             slots,
             chunks,
             self._groups,

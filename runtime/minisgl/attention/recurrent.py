@@ -49,12 +49,12 @@ class Rule(Protocol):
         mixed: torch.Tensor,
         gates: tuple[torch.Tensor, ...],
         states: torch.Tensor,
-        first_checkpoint: int,
+        checkpoints: torch.Tensor,
         slots: torch.Tensor,
         chunks: PromptChunks,
     ) -> torch.Tensor:
         """The next tokens of several sequences on CUDA, whose matrices are at `slots` [P] of `states` and change there,
-        and at the places of checkpoints, of which `first_checkpoint` is the first."""
+        and are saved in `checkpoints` [count, heads, key_dim, value_dim], in float32 or rounded to 16 bits."""
         ...
 
 
@@ -77,11 +77,11 @@ class _Piece(NamedTuple):
     """Checkpoint that gets the state behind them."""
 
 
-_COPIED: Final = 4
+_COPIED: Final = 2
 """States that are copied at a time."""
-_WITHIN: Final = StateChange.SAVE
-_LAST: Final = _WITHIN + 1
-_POISONED: Final = _LAST + 1
+_STEPS: Final = {StateChange.LOAD: 0, StateChange.MOVE: 1, StateChange.ZERO: 2, StateChange.POISON: 5}
+_WITHIN, _LAST = 3, 4
+"""The steps of `StateChange.SAVE`."""
 
 
 class StateChanges(NamedTuple):
@@ -90,6 +90,7 @@ class StateChanges(NamedTuple):
     columns: IntArray
     """[4, K], of which each kind has a slice."""
     loads: slice
+    moves: slice
     zeros: slice
     saved_within: slice
     """States behind a token in the middle of a segment."""
@@ -108,11 +109,11 @@ class StateChanges(NamedTuple):
             kind, slot, tokens, _ = column
             if kind == StateChange.SAVE:
                 return _WITHIN if by_slot.get(slot, tokens) != tokens else _LAST
-            return _POISONED if kind == StateChange.POISON else kind
+            return _STEPS[kind]
 
         steps = np.array([step_of(column) for column in columns.T.tolist()], np.int32)
         order = np.argsort(steps, kind="stable")
-        edges = np.searchsorted(steps[order], range(_POISONED + 2)).tolist()
+        edges = np.searchsorted(steps[order], range(len(StateChanges._fields))).tolist()
         return StateChanges(columns[:, order], *starmap(slice, pairwise(edges)))
 
     @property
@@ -124,13 +125,16 @@ class StateChanges(NamedTuple):
         return found
 
 
-_NO_CHANGES: Final = StateChanges(NO_STATE_CHANGES, *[slice(0, 0)] * 5)
+_NO_CHANGES: Final = StateChanges(NO_STATE_CHANGES, *[slice(0, 0)] * 6)
 
 
 class RecurrentStates:
     """One slot for each row of the tables, the dummy row included, and checkpoints behind them. A slot has what the
-    last token of its sequence left: so a row's tokens come in order, and none is computed twice. Slots of rows that are
-    not in use may have checkpoints, too, whose numbers are negative: −1 is that of the last slot.
+    last token of its sequence left: so a row's tokens come in order, and none is computed twice. Matrices of slots are
+    in float32, because rounding adds up over a text. Those of checkpoints are rounded once: beside activations of 16
+    bits they have 16, too, as float16, whose rounding is an eighth of bfloat16's. Then two take the memory of a slot.
+    Slots of rows that are not in use may have checkpoints, too, whose numbers are negative: −1 is the last one in the
+    last slot.
 
     On CUDA all that a forward pass needs is on the device, so that it can be captured in a CUDA graph: `change` comes
     before it, and `save_last` behind it."""
@@ -146,26 +150,33 @@ class RecurrentStates:
         audit: bool = False,
         shared: bool = False,
     ) -> None:
-        """`shapes`: of each layer with a state, all the same; `rows`: of the tables. Matrices are kept in float32,
-        because rounding adds up over a text. `audit`: fill them with NaN, which shows where one is read before it is
-        set. `shared`: all rows and layers have one state, for steps that belong to no request."""
+        """`shapes`: of each layer with a state, all the same; `rows`: of the tables. `audit`: fill states with NaN,
+        which shows where one is read before it is set. `shared`: all rows and layers have one state, for steps that
+        belong to no request."""
         [of] = {*shapes}
-        self._rows = rows
-        places = (1, 1) if shared else (len(shapes), rows + checkpoints)
+        per_row = of.checkpoints_per_row(dtype.itemsize)
+        self._first_checkpoint = 0 if shared else rows * per_row
+        layers, places = (1, 1) if shared else (len(shapes), rows + -(-checkpoints // per_row))
+        matrix = of.heads, of.key_dim, of.value_dim
         # Not zeros: on a CPU, memory of the operating system is only taken when it is written.
-        self._inputs = torch.empty(*places, of.kernel_size - 1, of.channels, dtype=dtype, device=device)
-        self._matrices = torch.empty(*places, of.heads, of.key_dim, of.value_dim, device=device)
+        inputs = torch.empty(layers, places * per_row, of.kernel_size - 1, of.channels, dtype=dtype, device=device)
+        matrices = torch.empty(layers, places, *matrix, device=device)
         if audit:
-            for states in (self._inputs, self._matrices):
+            for states in (inputs, matrices):
                 states.fill_(math.nan)
+        narrow = matrices.view(torch.float32 if per_row == 1 else torch.float16)
+        self._kept = inputs, narrow.view(layers, places * per_row, *matrix)
+        """Checkpoints: inputs of the convolution, and matrices."""
+        self._slots = inputs[:, ::per_row], matrices
+        """Rows, in the same memory."""
         dummy = 0 if shared else rows - 1
-        for states in (self._inputs, self._matrices):
+        for states in self._slots:
             # No plan sets that of the dummy row.
             states[:, dummy].zero_()
         if shared:
-            self._inputs, self._matrices = (
-                states.expand(len(shapes), rows, *states.shape[2:]) for states in (self._inputs, self._matrices)
-            )
+            kept, slots = ([states[:1, :1] for states in each] for each in (self._kept, self._slots))
+            self._kept = _repeated(kept[0], len(shapes), 0), _repeated(kept[1], len(shapes), 0)
+            self._slots = _repeated(slots[0], len(shapes), rows), _repeated(slots[1], len(shapes), rows)
         self._decode_slots = torch.empty(0, dtype=torch.int64, device=device)
         self._prompts: Prompts | None = None
         self._pieces: list[_Piece] = []
@@ -174,19 +185,22 @@ class RecurrentStates:
         """Slots whose last states are saved, and the places that get them."""
 
     def change(self, changes: StateChanges, columns: torch.Tensor) -> None:
-        """Load, zero and poison states for the next step. `begin` follows, for those that it saves. `columns`: those of
-        `changes` on the device."""
+        """Load, move, zero and poison states for the next step. `begin` follows, for those that it saves. `columns`:
+        those of `changes` on the device."""
         self._changes = changes
         self._last = None
         if not columns.shape[1]:
             return
-        slots, places = columns[1].long(), columns[3].long() + self._rows
+        slots, places = columns[1].long(), columns[3].long() + self._first_checkpoint
         if changes.loads.stop > changes.loads.start:
-            self._copy(slots[changes.loads], places[changes.loads])
+            _copy(self._slots, slots[changes.loads], self._kept, places[changes.loads])
+        if changes.moves.stop > changes.moves.start:
+            targets = slots[changes.moves] + self._first_checkpoint
+            _copy(self._kept, targets, self._kept, places[changes.moves])
         if changes.zeros.stop > changes.zeros.start:
-            self._fill(slots[changes.zeros], 0.0)
+            _fill(self._slots, slots[changes.zeros], 0.0)
         if changes.poisoned.stop > changes.poisoned.start:
-            self._fill(places[changes.poisoned], math.nan)
+            _fill(self._kept, places[changes.poisoned], math.nan)
         if changes.saved_last.stop > changes.saved_last.start:
             self._last = slots[changes.saved_last], places[changes.saved_last]
 
@@ -204,7 +218,7 @@ class RecurrentStates:
         """Save the states that the step has left behind the last tokens of rows."""
         if self._last is not None:
             slots, places = self._last
-            self._copy(places, slots)
+            _copy(self._kept, places, self._slots, slots)
 
     def mix(
         self, layer: int, x: torch.Tensor, convolution: Convolution, rule: Rule | None, *gates: torch.Tensor
@@ -212,7 +226,8 @@ class RecurrentStates:
         """Inputs of all tokens x [T, channels] to outputs [T, heads, value_dim], in float32 or the type of `x`; without
         a rule to those of the convolution, [T, channels]. `layer`: its number among the layers with states; `gates`:
         [T, …]."""
-        inputs, matrices = self._inputs[layer], self._matrices[layer]
+        inputs, matrices = (states[layer] for states in self._slots)
+        kept = tuple(states[layer, self._first_checkpoint :] for states in self._kept)
         outputs = []
         rows = len(self._decode_slots)
         if rows:
@@ -224,9 +239,9 @@ class RecurrentStates:
         rest = x[rows:], tuple(each[rows:] for each in gates)
         if x.is_cuda:
             if self._prompts is not None:
-                outputs.append(self._mix_prompts(self._prompts, *rest, convolution, rule, inputs, matrices))
+                outputs.append(self._mix_prompts(self._prompts, *rest, convolution, rule, inputs, matrices, kept))
         else:
-            outputs += self._mix_pieces(*rest, convolution, rule, inputs, matrices)
+            outputs += self._mix_pieces(*rest, convolution, rule, inputs, matrices, kept)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _mix_prompts(
@@ -238,13 +253,14 @@ class RecurrentStates:
         rule: Rule | None,
         inputs: torch.Tensor,
         matrices: torch.Tensor,
+        kept: tuple[torch.Tensor, ...],
     ) -> torch.Tensor:
         from minisgl.kernels.attention.convolution_prefill_triton import convolve_prompts_cuda
 
         mixed = convolve_prompts_cuda(
-            x, inputs, self._rows, of.slots, of.offsets, of.chunks, *convolution[:2], silu=convolution.silu
+            x, inputs, kept[0], of.slots, of.offsets, of.chunks, *convolution[:2], silu=convolution.silu
         )
-        return mixed if rule is None else rule.prompts(mixed, gates, matrices, self._rows, of.slots, of.chunks)
+        return mixed if rule is None else rule.prompts(mixed, gates, matrices, kept[1], of.slots, of.chunks)
 
     def _mix_pieces(
         self,
@@ -254,6 +270,7 @@ class RecurrentStates:
         rule: Rule | None,
         inputs: torch.Tensor,
         matrices: torch.Tensor,
+        kept: tuple[torch.Tensor, ...],
     ) -> Iterator[torch.Tensor]:
         begin = 0
         for slot, length, saved in self._pieces:
@@ -265,19 +282,36 @@ class RecurrentStates:
                 out, matrices[slot] = rule.many_tokens(out, tuple(each[part] for each in gates), matrices[slot])
             yield out
             if saved is not None:
-                place = self._rows + saved
-                inputs[place], matrices[place] = inputs[slot], matrices[slot]
+                kept[0][saved], kept[1][saved] = inputs[slot], _rounded(matrices[slot], kept[1].dtype)
 
-    def _copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        """Copy the states of all layers between places, both [N] int64."""
-        # A few at a time: each of these copies needs as much memory again, which no step is known to have.
-        for some, others in zip(to.split(_COPIED), of.split(_COPIED), strict=True):
-            for states in (self._inputs, self._matrices):
-                states[:, some] = states[:, others]
 
-    def _fill(self, places: torch.Tensor, value: float) -> None:
-        for states in (self._inputs, self._matrices):
-            states.index_fill_(1, places, value)
+_States = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and matrices [layers, places, …]."""
+
+
+def _repeated(state: torch.Tensor, layers: int, places: int) -> torch.Tensor:
+    """One state [1, 1, …] for all layers and places."""
+    return state[:, :places].expand(layers, places, *state.shape[2:])
+
+
+def _copy(to: _States, places: torch.Tensor, of: _States, sources: torch.Tensor) -> None:
+    """Copy the states of all layers between places, both [N] int64."""
+    # A few at a time: each of these copies needs as much memory again, which no step is known to have.
+    for some, others in zip(places.split(_COPIED), sources.split(_COPIED), strict=True):
+        for target, source in zip(to, of, strict=True):
+            target[:, some] = _rounded(source[:, others], target.dtype)
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if x.dtype == torch.float32 and dtype == torch.float16:
+        # What is beyond its range would become infinite.
+        x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    return x.to(dtype)
+
+
+def _fill(states: _States, places: torch.Tensor, value: float) -> None:
+    for each in states:
+        each.index_fill_(1, places, value)
 
 
 def _pieces(segment: Segment, saves: Sequence[tuple[int, int]]) -> Iterator[_Piece]:

@@ -219,6 +219,7 @@ class _EngineBuilder:
             else tuple((size.decode, size.tokens) for size in self._prefill_graphs),
             pooling=None if self._pooling is None else _pooled_output(self._pooling),
             state_checkpoints=None if self._states is None else self._layout.state_checkpoints(pages.full),
+            checkpoints_per_row=self._layout.checkpoints_per_row,
             most_drafts=MOST_DRAFTS if self._speculates else 0,
             max_decode_rows=self._decode_rows if self._speculates else 0,
         )
@@ -372,7 +373,7 @@ class _EngineBuilder:
         if not shapes:
             return None
         rows, checkpoints = self._config.max_running, self._layout.state_checkpoints(full_pages)
-        mib = (rows + checkpoints) * self._layout.state_bytes / 2**20
+        mib = (rows + checkpoints / self._layout.checkpoints_per_row) * self._layout.state_bytes / 2**20
         logger.info("recurrent states of %d rows and %d checkpoints take up to %.1f MiB", rows, checkpoints, mib)
         dtype, audit = self._model.parameters.dtype, self._config.audit
         try:

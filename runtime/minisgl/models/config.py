@@ -148,12 +148,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 in_window += size
                 windows.append(of.window)
+        shapes = self.state_shapes(config.tensor_parallel)
         return KVLayout(
             page_size=page_size,
             full_bytes=full,
             window_bytes=in_window,
             window=max(windows) or None,
-            state_bytes=sum(of.num_bytes(activation_bytes) for of in self.state_shapes(config.tensor_parallel)),
+            state_bytes=sum(of.row_bytes(activation_bytes) for of in shapes),
+            checkpoints_per_row=shapes[0].checkpoints_per_row(activation_bytes) if shapes else 1,
             caches_states=config.cache == "radix",
             max_model_len=max_model_len,
             max_running=config.max_running,

@@ -44,17 +44,20 @@ class Checkpoints:
     while others are used. The next one behind it is worth more from then on, so old texts keep some, far apart.
 
     Loads differ in where their texts part: the pages count as often as checkpoints of the same kind were used, in
-    proportion to those of all kinds.
+    proportion to those of all kinds, and once more for each use of the checkpoint itself.
 
     Places of rows that are not in use have further ones, with negative numbers, see `at_row`: a prefix whose checkpoint
     is freed gets one there, to which the state moves, until a row needs the place."""
 
-    def __init__(self, count: int, *, audit: bool, rows: int = 0) -> None:
-        """`audit`: keep a list of the freed ones. `rows`: none of which is in use."""
+    def __init__(self, count: int, *, audit: bool, rows: int = 0, per_row: int = 1) -> None:
+        """`audit`: keep a list of the freed ones. `rows`: none of which is in use; the place of each has `per_row`."""
         self._count = count
         self._num_rows = rows
+        self._per_row = per_row
+        self._unused = set(range(rows))
+        """Rows that are not in use."""
         self._free = list(range(count - 1, -1, -1))
-        self._spare = [self.at_row(slot) for slot in reversed(range(rows))]
+        self._spare = [checkpoint for slot in reversed(range(rows)) for checkpoint in self.at_row(slot)]
         """Those at rows that are not in use which no prefix has."""
         self._prefixes: dict[int, Prefix] = {}
         self._kinds: dict[int, _Kind] = {}
@@ -65,6 +68,8 @@ class Checkpoints:
         """As of its last use: it has grown if the checkpoint before it went, and shrunk if one was saved between."""
         self._heaps: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
         """Values with their checkpoints, and those at rows; an entry that differs from `_values` is stale."""
+        self._uses: dict[int, int] = {}
+        """Times that each was used."""
         self._used: dict[int, float] = {}
         """Value of the last one that went when each was used last."""
         self._age = 0.0
@@ -76,14 +81,11 @@ class Checkpoints:
         """Those that are not free, without those at rows."""
         return self._count - len(self._free)
 
-    def at_row(self, slot: int) -> int:
-        """The one whose state is in the place of a row. Engines have the places of all rows and of one for padding,
+    def at_row(self, slot: int) -> range:
+        """Those whose states are in the place of a row. Engines have the places of all rows and of one for padding,
         then those of checkpoints."""
-        return slot - self._num_rows - 1
-
-    def slot(self, checkpoint: int) -> int:
-        """Row in whose place this one is, which `at_row` has given."""
-        return checkpoint + self._num_rows + 1
+        first = (slot - self._num_rows - 1) * self._per_row
+        return range(first, first + self._per_row)
 
     def take(self, kind: int = 0) -> int:
         """A checkpoint for a row; NO_CHECKPOINT: all are those of rows. `kind`: number of the reason to save it,
@@ -118,6 +120,7 @@ class Checkpoints:
         assert prefix.checkpoint == NO_CHECKPOINT
         prefix.checkpoint = checkpoint
         self._prefixes[checkpoint] = prefix
+        self._uses[checkpoint] = 0
         for kind in (self._kinds[self._kind_of[checkpoint]], self._every_kind):
             kind.saves += 1
         if self._every_kind.saves >= _MOST_SAVES:
@@ -129,6 +132,7 @@ class Checkpoints:
         """Count a use of the checkpoint of `prefix`."""
         for kind in (self._kinds[self._kind_of[prefix.checkpoint]], self._every_kind):
             kind.uses += 1
+        self._uses[prefix.checkpoint] += 1
         self._renew(prefix)
 
     def drop(self, prefix: Prefix) -> None:
@@ -140,23 +144,28 @@ class Checkpoints:
 
     def next_row(self) -> int:
         """The row not in use whose place is worth least."""
-        return self.slot(self._spare[-1] if self._spare else self._least(1))
+        return min(self._unused, key=lambda slot: (self._value_at(slot), slot))
 
     def occupy(self, slot: int) -> None:
         """A row is in use from now on."""
-        checkpoint = self.at_row(slot)
-        if (prefix := self._prefixes.get(checkpoint)) is not None:
-            self.drop(prefix)
-        self._spare.remove(checkpoint)
+        self._unused.remove(slot)
+        for checkpoint in self.at_row(slot):
+            if (prefix := self._prefixes.get(checkpoint)) is not None:
+                self.drop(prefix)
+            self._spare.remove(checkpoint)
 
     def vacate(self, slot: int) -> None:
         """A row is in use no more."""
-        self._spare.append(self.at_row(slot))
+        self._unused.add(slot)
+        self._spare += self.at_row(slot)
 
     def take_moves(self) -> list[tuple[int, int]]:
         """Checkpoints whose states have moved since the last call, and those where they are now, in order."""
         moves, self._moves = self._moves, []
         return moves
+
+    def _value_at(self, slot: int) -> float:
+        return sum(self._values[checkpoint] for checkpoint in self.at_row(slot) if checkpoint in self._values)
 
     def _renew(self, prefix: Prefix) -> None:
         self._used[prefix.checkpoint] = self._age
@@ -165,7 +174,8 @@ class Checkpoints:
     def _worth(self, prefix: Prefix) -> float:
         """Pages that a checkpoint will probably save."""
         kind = self._kinds[self._kind_of[prefix.checkpoint]]
-        return prefix.saved_pages() * kind.odds / self._every_kind.odds
+        uses = 1 + self._uses[prefix.checkpoint]
+        return prefix.saved_pages() * uses * kind.odds / self._every_kind.odds
 
     def _least(self, at_rows: int) -> int:
         """The least valuable one of a prefix, of those at rows or of the others."""
@@ -190,7 +200,7 @@ class Checkpoints:
 
     def _move(self, checkpoint: int, to: int) -> None:
         prefix, used, value = self._prefixes[checkpoint], self._used[checkpoint], self._values[checkpoint]
-        self._kind_of[to] = self._kind_of[checkpoint]
+        self._kind_of[to], self._uses[to] = self._kind_of[checkpoint], self._uses[checkpoint]
         self.drop(prefix)
         prefix.checkpoint = to
         self._prefixes[to], self._used[to] = prefix, used

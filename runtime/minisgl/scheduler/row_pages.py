@@ -44,7 +44,10 @@ class RowPages:
         radix = None
         if config.cache == "radix":
             count = config.state_checkpoints
-            checkpoints = None if count is None else Checkpoints(count, audit=config.audit, rows=config.max_running)
+            checkpoints = None
+            if count is not None:
+                rows, per_row = config.max_running, config.checkpoints_per_row
+                checkpoints = Checkpoints(count, audit=config.audit, rows=rows, per_row=per_row)
             radix = RadixCache(config.page_size, self.windows, checkpoints)
         self.cache: PrefixCache = NaiveCache() if radix is None else radix
         self.states = None if config.state_checkpoints is None else RowStates(config, table, radix)

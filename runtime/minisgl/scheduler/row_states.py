@@ -172,15 +172,22 @@ class RowStates:
         """A checkpoint for a row; the next plan moves the state that was there, if it is kept."""
         checkpoint = self._checkpoints.take(kind)
         for source, to in self._checkpoints.take_moves():
-            slot = self._checkpoints.slot(to)
-            self._forget_changes(slot)
+            self._forget_moves(range(to, to + 1))
             self._moved[to] = source
-            self._changes.append((StateChange.LOAD, slot, 0, source))
+            self._changes.append((StateChange.MOVE, to, 0, source))
         return checkpoint
 
     def _forget_changes(self, slot: int) -> None:
         """Leave out what the plan in the making does to the place of a row, where nobody needs that."""
-        self._changes = [change for change in self._changes if change[1] != slot]
+        self._changes = [change for change in self._changes if change[0] == StateChange.MOVE or change[1] != slot]
+        if self._cache is not None:
+            self._forget_moves(self._checkpoints.at_row(slot))
+
+    def _forget_moves(self, targets: range) -> None:
+        """Leave out moves to these checkpoints."""
+        self._changes = [
+            change for change in self._changes if change[0] != StateChange.MOVE or change[1] not in targets
+        ]
 
     def _whole(self, tokens: int) -> int:
         return tokens // self.block * self.block

@@ -32,9 +32,9 @@ class StateChange:
     """What a column of `StepPlan.state_changes` does. Plain ints, as the plan has them."""
 
     LOAD: Final = 0
-    """The slot gets the state of a checkpoint, before the forward pass. A slot that is not in use is the place of a
-    checkpoint, with a negative number: −2 is that of the last slot, −3 that of the one before it. It is loaded with 0
-    tokens."""
+    """The slot gets the state of a checkpoint, before the forward pass. Slots that are not in use are places of
+    checkpoints with negative numbers. With n in each place, −1 to −n are those of the dummy row, and the next ones down
+    those of the last slot."""
     ZERO: Final = 1
     """The slot gets the state before the first token, before the forward pass."""
     SAVE: Final = 2
@@ -42,6 +42,8 @@ class StateChange:
     computes."""
     POISON: Final = 3
     """The engine fills a checkpoint that was freed with NaN, after the loads of its step; only with audit."""
+    MOVE: Final = 4
+    """Instead of a slot, a checkpoint gets the state of another one, after the loads."""
 
 
 class PlanError(ValueError):

@@ -224,3 +224,40 @@ def test_a_sequence_goes_on_from_any_checkpoint(name: str, data: st.DataObject) 
     change(states, (StateChange.LOAD, 1, 1, 0))
     states.begin(no_rows, [Segment(1, 0, 1)])
     assert not run(0, 1).isfinite().all()
+
+
+def test_places_of_slots_have_two_checkpoints_of_16_bits() -> None:
+    """States are loaded, moved to the place of a row, and loaded from there, rounded once."""
+    shape = StateShape(kernel_size=4, channels=6, heads=2, key_dim=4, value_dim=3)
+    states = RecurrentStates([shape] * 2, 4, torch.bfloat16, torch.device("cpu"), checkpoints=3, audit=True)
+    generator = torch.Generator().manual_seed(0)
+
+    def state() -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(each[:, 0].shape, generator=generator).to(each.dtype) for each in states._slots)
+
+    def read(slot: int) -> tuple[torch.Tensor, ...]:
+        return tuple(each[:, slot].clone() for each in states._slots)
+
+    types = torch.bfloat16, torch.float16
+    saved = [state() for _ in range(3)]
+    # Beyond the range of float16.
+    saved[0][1][0, 0, 0, 0], saved[2][1][1, 0, 0, 0] = 1e6, -1e6
+    for checkpoint, parts in enumerate(saved):
+        for place, part in zip(states._slots, parts, strict=True):
+            place[:, 0] = part
+        change(states, (StateChange.SAVE, 0, 5, checkpoint))
+        states.save_last()
+    # −4 and −3 are in slot 2: the dummy row is slot 3.
+    change(states, (StateChange.MOVE, -4, 0, 2), (StateChange.MOVE, -3, 0, 0), (StateChange.POISON, 0, 0, 2))
+    change(states, (StateChange.LOAD, 0, 5, -4), (StateChange.LOAD, 1, 5, -3))
+    for slot, checkpoint in ((0, 2), (1, 0)):
+        for found, whole, each_type in zip(read(slot), saved[checkpoint], types, strict=True):
+            assert torch.equal(found.float(), whole.clamp(-65504, 65504).to(each_type).float())
+    # A row that begins in a place with checkpoints may load one of them.
+    change(states, (StateChange.LOAD, 2, 5, -3), (StateChange.LOAD, 0, 5, 1))
+    for slot, checkpoint in ((2, 0), (0, 1)):
+        for found, whole, each_type in zip(read(slot), saved[checkpoint], types, strict=True):
+            assert torch.equal(found.float(), whole.clamp(-65504, 65504).to(each_type).float())
+    change(states, (StateChange.LOAD, 1, 5, 2))
+    assert all(part.isnan().all() for part in read(1))
+    assert all(not part.any() for part in read(3))

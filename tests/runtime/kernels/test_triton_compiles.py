@@ -94,8 +94,8 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
         ),
         (
             convolution_prefill_triton._convolve_chunks,
-            dict.fromkeys(("x", "inputs", "weight", "bias", "out"), HALVES)
-            | dict.fromkeys(("count", "first_place", "x_stride", "place_stride", "channels"), INT),
+            dict.fromkeys(("x", "inputs", "checkpoints", "weight", "bias", "out"), HALVES)
+            | dict.fromkeys(("count", "x_stride", "place_stride", "checkpoint_stride", "channels"), INT),
             {"TAPS": 4, "BIAS": True, "SILU": True, "CHUNK": 64, "BLOCK": 64},
         ),
         (
@@ -122,14 +122,16 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
             gated_delta_prefill_triton._scan_chunks,
             dict.fromkeys(("keys_in", "values_in", "queries_in", "left_in", "scores_in", "out"), HALVES)
             | dict.fromkeys(("totals_in", "states"), FLOATS)
-            | dict.fromkeys(("count", "first_place", "place_stride"), INT),
+            | {"checkpoints": "*fp16"}
+            | dict.fromkeys(("count", "place_stride", "checkpoint_stride"), INT),
             GATED_DELTA | {"VALUES": 64, "CHUNK": 64, "PRECISION": "tf32"},
         ),
         (
             mamba2_prefill_triton._scan_chunks,
             dict.fromkeys(("log_decay", "step_bias", "skip", "states"), FLOATS)
             | dict.fromkeys(("mixed", "step", "out"), HALVES)
-            | dict.fromkeys(("count", "first_place", "step_stride", "place_stride"), INT),
+            | {"checkpoints": "*fp16"}
+            | dict.fromkeys(("count", "step_stride", "place_stride", "checkpoint_stride"), INT),
             MAMBA | {"CHUNK": 64, "MOST_DECAY": -30.0, "PRECISION": "tf32"},
         ),
         (

@@ -6,9 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from minisgl.attention.state_shape import StateShape
 from support.numerics.cases import UNLIMITED, Case
-from support.numerics.compare import check_features, check_numbers
+from support.numerics.compare import check_features, check_numbers, distance
 from support.numerics.family_checkpoints import write_family_checkpoint
 from support.numerics.reference import Reference
 from support.numerics.run import serve_case
@@ -52,3 +54,19 @@ def test_logits_and_tokens_match_transformers(case: Case, tmp_path: Path) -> Non
     outcome, stats = serve_case(case, work, checkpoint)
     check_numbers(work, outcome, Reference(checkpoint))
     check_features(case, work, outcome, stats)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "nemotron-h"])
+def test_a_state_that_was_saved_in_16_bits_costs_as_much_as_one_rounding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token behind a cached prefix, where all else is in float32."""
+    monkeypatch.setattr(StateShape, "checkpoints_per_row", lambda *_: 2)
+    case = Case(name, UNLIMITED, "hit", True, 64, "alone", False)
+    checkpoint = write_family_checkpoint(tmp_path, name, vocab_size=VOCAB)
+    work = workload(case)
+    outcome, stats = serve_case(case, work, checkpoint)
+    check_features(case, work, outcome, stats)
+    [answer] = Reference(checkpoint).answers([work.asks[work.probe]])
+    lost = distance(outcome.stacked([(work.probe, 0)]), torch.stack([answer.logits[0]]))
+    assert 1e-6 < lost < 1e-3

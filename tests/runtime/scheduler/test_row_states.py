@@ -222,8 +222,8 @@ def test_a_kind_of_checkpoints_that_is_never_used_goes_before_one_that_is() -> N
     for _ in range(10):
         used, unused = Prefix(300), Prefix(700)
         checkpoints.keep(checkpoints.take(1), used)
-        checkpoints.keep(checkpoints.take(2), unused)
         checkpoints.use(used)
+        checkpoints.keep(checkpoints.take(2), unused)
     checkpoints.keep(checkpoints.take(1), Prefix(300))
     assert unused.checkpoint == NO_CHECKPOINT != used.checkpoint
 
@@ -236,12 +236,38 @@ def test_prompts_that_part_early_begin_near_to_where_they_part() -> None:
         assert answered(served, [*history[:shared], *text(10, shared)]).cached == cached
 
 
+def test_places_of_rows_may_have_two_checkpoints() -> None:
+    checkpoints = Checkpoints(1, audit=False, rows=2, per_row=2)
+    prefixes = [Prefix(saved) for saved in (100, 500, 300, 400, 200)]
+    for prefix in prefixes:
+        checkpoints.keep(checkpoints.take(), prefix)
+    assert {prefix.checkpoint for prefix in prefixes} == {*checkpoints.at_row(0), *checkpoints.at_row(1), 0}
+    # The place that is worth less: 600 and 700 pages.
+    assert checkpoints.next_row() == 0 and checkpoints.at_row(0) == range(-6, -4)
+    checkpoints.occupy(0)
+    assert [prefix.checkpoint == NO_CHECKPOINT for prefix in prefixes] == [True, True, False, False, False]
+    checkpoints.vacate(0)
+    assert checkpoints.next_row() == 0
+
+
+@pytest.mark.parametrize("per_row", [1, 2])
+def test_states_move_to_places_of_rows_and_are_found_there(per_row: int) -> None:
+    served = harness(checkpoints=1, rows=8, checkpoints_per_row=per_row)
+    for round in range(2):
+        for seed in range(5):
+            assert answered(served, text(300, seed)).cached == 256 * round
+    together = [served.submit(text(300, seed), 30, ignore_eos=True) for seed in range(3, 11)]
+    served.run()
+    assert all(answer.tokens == answer.expected() for answer in together)
+    served.check_idle()
+
+
 def test_prefixes_keep_their_states_at_rows_that_are_not_in_use() -> None:
     checkpoints = Checkpoints(2, audit=False, rows=2)
     prefixes = [Prefix(saved) for saved in (400, 100, 300, 200)]
     for prefix in prefixes:
         checkpoints.keep(checkpoints.take(), prefix)
-    assert sorted(prefix.checkpoint for prefix in prefixes) == [checkpoints.at_row(0), checkpoints.at_row(1), 0, 1]
+    assert sorted(prefix.checkpoint for prefix in prefixes) == [*checkpoints.at_row(0), *checkpoints.at_row(1), 0, 1]
     assert len(checkpoints.take_moves()) == 2 and not checkpoints.take_moves()
     # The least valuable of all goes, at a row or not.
     checkpoints.keep(checkpoints.take(), Prefix(500))

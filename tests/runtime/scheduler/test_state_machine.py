@@ -73,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         window=st.sampled_from([None, None, 1, 2, 5, 8, 31]),
         window_slack=st.integers(0, 40),
         checkpoints=st.sampled_from([None, None, 0, 1, 3, 8, 30]),
+        checkpoints_per_row=st.integers(1, 2),
         drafts=st.sampled_from([0, 0, 1, 3, 7]),
         draft_seed=st.sampled_from([None, 0, 1, 2]),
     )
@@ -89,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         window: int | None,
         window_slack: int,
         checkpoints: int | None,
+        checkpoints_per_row: int,
         drafts: int,
         draft_seed: int | None,
     ) -> None:
@@ -114,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             window=window,
             window_pages=least + window_slack // page_size if window is not None else 0,
             checkpoints=checkpoints,
+            checkpoints_per_row=checkpoints_per_row,
             drafts=drafts,
             draft_seed=draft_seed,
         )

@@ -92,7 +92,9 @@ def convolution_of_prompts(
 
     return difference(
         draw(PLACES, taps - 1, channels).to(device, dtype),
-        lambda inputs: convolve_prompts_cuda(x, inputs, CHECKPOINT, slots, offsets, chunks, weight, added, silu=silu),
+        lambda inputs: convolve_prompts_cuda(
+            x, inputs, inputs[CHECKPOINT:], slots, offsets, chunks, weight, added, silu=silu
+        ),
         theirs,
     )
 
@@ -129,9 +131,22 @@ def rule_of_prompts(device: str, dtype: torch.dtype, of: str, sizes: Sizes, alik
 
     return difference(
         draw(PLACES, *shape).to(device),
-        lambda states: rule.prompts(mixed, gates, states, CHECKPOINT, slots, chunks),
+        lambda states: rule.prompts(mixed, gates, states, states[CHECKPOINT:], slots, chunks),
         theirs,
     )
+
+
+def rounded_checkpoints(device: str, dtype: torch.dtype, of: str, sizes: Sizes) -> float:
+    """How far checkpoints in float16 are from those in float32, but for rounding."""
+    chunks, slots, _ = _prompts(device)
+    rule, channels, gates, shape = _rule(device, dtype, of, chunks.num_tokens, sizes)
+    mixed, states = draw(chunks.num_tokens, channels).to(device, dtype), draw(PLACES, *shape).to(device)
+    wide = torch.zeros(PLACES - CHECKPOINT, *shape, device=device)
+    narrow = wide.half()
+    for kept in (wide, narrow):
+        rule.prompts(mixed, gates, states.clone(), kept, slots, chunks)
+    rounding = wide.abs() / 2**11 + torch.finfo(torch.float16).smallest_normal / 2**10
+    return float(((narrow.float() - wide).abs() - rounding).max().clamp(min=0))
 
 
 def norm(device: str, dtype: torch.dtype, tokens: int, groups: int, size: int, *, gate_first: bool) -> float:
@@ -231,6 +246,8 @@ CASES: dict[str, Callable[[str, torch.dtype], float]] = {
     "mamba-2 of odd sizes": partial(rule_of_rows, of="mamba-2", sizes=(1, 3, 12, 40)),
     "mamba-2 of prompts": partial(rule_of_prompts, of="mamba-2", sizes=(1, 2, 128, 64)),
     "mamba-2 of prompts of odd sizes": partial(rule_of_prompts, of="mamba-2", sizes=(1, 1, 12, 40)),
+    "gated delta rule, checkpoints": partial(rounded_checkpoints, of="gated delta", sizes=(1, 2, 32, 16)),
+    "mamba-2, checkpoints": partial(rounded_checkpoints, of="mamba-2", sizes=(1, 2, 32, 16)),
     "norm, then gate": partial(norm, tokens=5, groups=3, size=24, gate_first=False),
     "gate, then norm": partial(norm, tokens=70, groups=2, size=512, gate_first=True),
 }

@@ -13,7 +13,7 @@ With drafts it makes them up as it goes along: of two drafts about one is the to
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
@@ -107,7 +107,7 @@ class KvEngine:
         self.window_table = self.page_table.copy()
         self.states = [POISON] * limits.max_running
         """Recurrent state of each slot."""
-        self.checkpoints = [POISON] * (limits.state_checkpoints or 0)
+        self.checkpoints: defaultdict[int, int] = defaultdict(lambda: POISON)
         self._saves: dict[tuple[int, int], int] = {}
         """Checkpoints that the executed step saves, by slot and number of tokens."""
         self.last_token = np.full(limits.max_running, -1, np.int64)
@@ -312,22 +312,31 @@ class KvEngine:
     def _change_states(self, plan: StepPlan) -> None:
         poisoned = []
         changed: set[int] = set()
+        moved: set[int] = set()
         for kind, slot, tokens, checkpoint in plan.state_changes.T.tolist():
             if kind in (StateChange.LOAD, StateChange.ZERO):
                 assert slot not in changed, "a slot is to get two states"
+                assert slot not in map(self._slot_of, moved), "a state is moved to a row that begins"
                 changed.add(slot)
             match kind:
                 case StateChange.LOAD:
-                    # Behind the last slot is that of the dummy row.
-                    other = checkpoint + self.limits.max_running + 1
-                    self.states[slot] = self.checkpoints[checkpoint] if checkpoint >= 0 else self.states[other]
-                    # Engines load several at a time.
+                    other = self._slot_of(checkpoint)
+                    # Engines load several at a time, before any is moved.
                     assert slot == other or other not in changed, "a state is loaded that the plan replaces"
-                    if tokens:
-                        stored = int(self.kv[self._address(slot, tokens - 1)])
-                        assert self.states[slot] == stored, f"row {slot} begins with the state of another prefix"
+                    assert checkpoint not in moved, "a state is loaded that the plan moves there"
+                    loaded = self.checkpoints[checkpoint]
+                    self._set_state(slot, loaded)
+                    stored = int(self.kv[self._address(slot, tokens - 1)])
+                    assert loaded == stored, f"row {slot} begins with the state of another prefix"
+                case StateChange.MOVE:
+                    assert slot not in moved, "a checkpoint is to get two states"
+                    assert self._slot_of(slot) not in changed, "a state is moved to a row that begins"
+                    moved.add(slot)
+                    self.checkpoints[slot] = self.checkpoints[checkpoint]
+                    if slot < 0:
+                        self.states[self._slot_of(slot)] = POISON
                 case StateChange.ZERO:
-                    self.states[slot] = START
+                    self._set_state(slot, START)
                 case StateChange.SAVE:
                     assert (slot, tokens) not in self._saves, "a state is to be saved twice"
                     assert checkpoint not in self._saves.values(), "two states are to be saved in one checkpoint"
@@ -336,6 +345,17 @@ class KvEngine:
                     poisoned.append(checkpoint)
         for checkpoint in poisoned:
             self.checkpoints[checkpoint] = POISON
+
+    def _slot_of(self, checkpoint: int) -> int:
+        """The slot whose place has a checkpoint; the last ones are those of the dummy row."""
+        return checkpoint // self.limits.checkpoints_per_row + self.limits.max_running + 1
+
+    def _set_state(self, slot: int, state: int) -> None:
+        self.states[slot] = state
+        per_row = self.limits.checkpoints_per_row
+        for part in range(per_row):
+            # They share the memory of the slot.
+            self.checkpoints.pop((slot - self.limits.max_running - 1) * per_row + part, None)
 
     def _advance_state(self, slot: int, position: int, before: int, after: int) -> None:
         assert self.states[slot] == before, f"row {slot} has another state at {position}"

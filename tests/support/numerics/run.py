@@ -235,6 +235,7 @@ def _serve_case(
     limits = engine.limits
     assert (limits.window, limits.num_window_pages) == (config.window, config.num_window_pages)
     assert limits.state_checkpoints == config.state_checkpoints
+    assert limits.checkpoints_per_row == config.checkpoints_per_row
     try:
         return serve(work, config, engine, engine), engine.stats
     finally:
@@ -315,6 +316,7 @@ class _NoModel:
             window=config.window,
             num_window_pages=config.num_window_pages,
             state_checkpoints=config.state_checkpoints,
+            checkpoints_per_row=config.checkpoints_per_row,
             max_running=config.max_running,
             max_model_len=config.max_model_len,
             vocab_size=config.vocab_size,

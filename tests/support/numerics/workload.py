@@ -137,6 +137,7 @@ def scheduler_config(case: Case, work: Workload, num_pages: int, checkpoint: Pat
         window=layout.window,
         num_window_pages=layout.window_pages(num_pages),
         state_checkpoints=layout.state_checkpoints(num_pages) if layout.state_bytes else None,
+        checkpoints_per_row=layout.checkpoints_per_row,
         page_size=case.page,
         max_running=_OTHERS + 1,
         max_model_len=work.longest,

@@ -13,7 +13,7 @@ _KEPT_BLOCK = 256
 # Steps differ in the number of chunks: one kernel for all.
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks"])
 def _convolve_chunks(
-    x, inputs, weight, bias, chunks, out, count, first_place, x_stride, place_stride, channels,
+    x, inputs, checkpoints, weight, bias, chunks, out, count, x_stride, place_stride, checkpoint_stride, channels,
     TAPS: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
@@ -51,7 +51,7 @@ def _convolve_chunks(
             (token < length)[:, None] & mask[None, :],
         )  # fmt: skip
         if saved >= 0:
-            copy = inputs + (first_place + saved).to(tl.int64) * place_stride + channel
+            copy = checkpoints + saved.to(tl.int64) * checkpoint_stride + channel
             for tap in tl.static_range(TAPS - 1):
                 back = length - (TAPS - 1) + tap
                 from_step, from_state = mask & (before + back >= 0), mask & (before + back < 0)
@@ -82,7 +82,7 @@ def _keep_inputs(
 def convolve_prompts_cuda(
     x: torch.Tensor,
     inputs: torch.Tensor,
-    first_checkpoint: int,
+    checkpoints: torch.Tensor,
     slots: torch.Tensor,
     offsets: torch.Tensor,
     prompts: PromptChunks,
@@ -92,12 +92,12 @@ def convolve_prompts_cuda(
     silu: bool,
 ) -> torch.Tensor:
     """Tokens of prompts x [T, C], those of segment p from `offsets`[p] on, behind the inputs [places, K − 1, C] at
-    `slots` [P], which become the last ones. Returns [T, C]. `first_checkpoint`: place of the first checkpoint."""
+    `slots` [P], which become the last ones. Returns [T, C]. `checkpoints` [count, K − 1, C]."""
     channels, count = x.shape[1], prompts.chunks.shape[1]
     out = x.new_empty(x.shape)
     _convolve_chunks[(count, triton.cdiv(channels, _BLOCK))](
-        x, inputs, weight, weight if bias is None else bias, prompts.chunks, out, count, first_checkpoint, x.stride(0),
-        inputs.stride(0), channels,
+        x, inputs, checkpoints, weight, weight if bias is None else bias, prompts.chunks, out, count, x.stride(0),
+        inputs.stride(0), checkpoints.stride(0), channels,
         TAPS=weight.shape[1], BIAS=bias is not None, SILU=silu, CHUNK=CHUNK, BLOCK=_BLOCK,
     )  # fmt: skip
     _keep_inputs[(len(slots), triton.cdiv(channels, _KEPT_BLOCK))](

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.attention.gates_triton import delta_gates, since
+from minisgl.kernels.attention.gates_triton import delta_gates, saturated, since
 from minisgl.kernels.attention.prompt_chunks import CHUNK, PromptChunks
 
 _VALUES = 64
@@ -112,8 +112,8 @@ def _solve_chunks(
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "ends", "slots"])
 def _scan_chunks(
-    keys_in, values_in, queries_in, left_in, scores_in, totals_in, chunks, ends, slots, states, out, count, first_place,
-    place_stride,
+    keys_in, values_in, queries_in, left_in, scores_in, totals_in, chunks, ends, slots, states, checkpoints, out,
+    count, place_stride, checkpoint_stride,
     HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -125,8 +125,8 @@ def _scan_chunks(
         values = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
         token = tl.arange(0, CHUNK)
         mask = (keys < KEY)[:, None] & (values < VALUE)[None, :]
-        matrix = states + head * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
-        own = matrix + tl.load(slots + segment).to(tl.int64) * place_stride
+        matrix = head * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
+        own = states + matrix + tl.load(slots + segment).to(tl.int64) * place_stride
         state = tl.load(own, mask, other=0.0)
         for chunk in range(first, last):
             inside = token < tl.load(chunks + count + chunk)
@@ -148,7 +148,8 @@ def _scan_chunks(
             state *= tl.load(totals_in + chunk * HEADS + head)
             state = tl.dot(left, change, state, input_precision=PRECISION)
             if saved >= 0:
-                tl.store(matrix + (first_place + saved).to(tl.int64) * place_stride, state, mask)
+                copy = checkpoints + matrix + saved.to(tl.int64) * checkpoint_stride
+                tl.store(copy, saturated(state, checkpoints.dtype.element_ty), mask)
         tl.store(own, state, mask)
 
 
@@ -159,14 +160,14 @@ def gated_delta_prompts_cuda(
     log_decay: torch.Tensor,
     decay_bias: torch.Tensor,
     states: torch.Tensor,
-    first_checkpoint: int,
+    checkpoints: torch.Tensor,
     slots: torch.Tensor,
     prompts: PromptChunks,
     key_heads: int,
     eps: float,
 ) -> torch.Tensor:
     """Outputs [T, heads, value_dim] of the tokens of prompts, whose states at `slots` [P] change; as
-    `gated_delta_rows_cuda` otherwise. `first_checkpoint`: place of the first checkpoint in `states`."""
+    `gated_delta_rows_cuda` otherwise. `checkpoints` [count, heads, key_dim, value_dim] of any type."""
     tokens, (heads, key, value) = prompts.num_tokens, states.shape[1:]
     chunks, count = prompts.chunks, prompts.chunks.shape[1]
     precision = "ieee" if mixed.dtype == torch.float32 else "tf32"
@@ -189,8 +190,8 @@ def gated_delta_prompts_cuda(
     )  # fmt: skip
     block = min(_VALUES, wide_values)
     _scan_chunks[(triton.cdiv(value, block), heads, len(prompts.ends) - 1)](
-        keys, values, queries, left, scores, totals, chunks, prompts.ends, slots, states, out, count, first_checkpoint,
-        states.stride(0),
+        keys, values, queries, left, scores, totals, chunks, prompts.ends, slots, states, checkpoints, out, count,
+        states.stride(0), checkpoints.stride(0),
         HEADS=heads, KEY=key, VALUE=value, KEYS=wide_keys, VALUES=block, CHUNK=CHUNK, PRECISION=precision, num_warps=4,
         num_stages=2,
     )  # fmt: skip

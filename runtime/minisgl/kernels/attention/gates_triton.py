@@ -1,4 +1,4 @@
-"""Gates of recurrent states, from what layers project: in float32."""
+"""Gates of recurrent states, from what layers project, in float32, and how checkpoints of the states are rounded."""
 
 import triton
 import triton.language as tl
@@ -23,3 +23,11 @@ def since(total, token):
     """What is left of the state of each token when another one reads it."""
     earlier = token[:, None] >= token[None, :]
     return tl.where(earlier, tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)), 0.0)
+
+
+@triton.jit
+def saturated(x, dtype: tl.constexpr):
+    """Numbers of `dtype`; beyond the range of float16, its largest one."""
+    if dtype == tl.float16:
+        x = tl.minimum(tl.maximum(x, -65504.0), 65504.0)
+    return x.to(dtype)

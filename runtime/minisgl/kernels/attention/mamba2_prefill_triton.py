@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minisgl.kernels.attention.gates_triton import since, softplus
+from minisgl.kernels.attention.gates_triton import saturated, since, softplus
 from minisgl.kernels.attention.prompt_chunks import CHUNK, PromptChunks
 
 _VALUES = 32
@@ -17,8 +17,8 @@ _VALUES = 32
 # Steps differ in the number of chunks, and gates behind rows that decode in their alignment: one kernel for all.
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["chunks", "ends", "slots", "step"])
 def _scan_chunks(
-    mixed, step, log_decay, step_bias, skip, chunks, ends, slots, states, out, count, first_place, step_stride,
-    place_stride,
+    mixed, step, log_decay, step_bias, skip, chunks, ends, slots, states, checkpoints, out, count, step_stride,
+    place_stride, checkpoint_stride,
     GROUPS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr,
     VALUES: tl.constexpr, CHUNK: tl.constexpr, MOST_DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -30,8 +30,8 @@ def _scan_chunks(
         values = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
         token = tl.arange(0, CHUNK)
         mask = (keys < KEY)[:, None] & (values < VALUE)[None, :]
-        matrix = states + head * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
-        own = matrix + tl.load(slots + segment).to(tl.int64) * place_stride
+        matrix = head * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
+        own = states + matrix + tl.load(slots + segment).to(tl.int64) * place_stride
         state = tl.load(own, mask, other=0.0)
         rate, bias, direct = -tl.exp(tl.load(log_decay + head)), tl.load(step_bias + head), tl.load(skip + head)
         for chunk in range(first, last):
@@ -59,7 +59,8 @@ def _scan_chunks(
             left = (k.to(tl.float32) * (length * tl.exp(end - total))[:, None]).to(dtype)
             state = tl.dot(tl.trans(left), x, state * tl.exp(end), input_precision=PRECISION)
             if saved >= 0:
-                tl.store(matrix + (first_place + saved).to(tl.int64) * place_stride, state, mask)
+                copy = checkpoints + matrix + saved.to(tl.int64) * checkpoint_stride
+                tl.store(copy, saturated(state, checkpoints.dtype.element_ty), mask)
         tl.store(own, state, mask)
 
 
@@ -70,22 +71,22 @@ def mamba2_prompts_cuda(
     step_bias: torch.Tensor,
     skip: torch.Tensor,
     states: torch.Tensor,
-    first_checkpoint: int,
+    checkpoints: torch.Tensor,
     slots: torch.Tensor,
     prompts: PromptChunks,
     groups: int,
     most_decay: float,
 ) -> torch.Tensor:
     """Outputs [T, heads, value_dim] of the tokens of prompts, whose states at `slots` [P] change; as `mamba2_rows_cuda`
-    otherwise. `first_checkpoint`: place of the first checkpoint in `states`; `most_decay`: bound of the decay of a
+    otherwise. `checkpoints` [count, heads, key_dim, value_dim] of any type; `most_decay`: bound of the decay of a
     token."""
     heads, key, value = states.shape[1:]
     out = mixed.new_empty(prompts.num_tokens, heads, value)
     precision = "ieee" if mixed.dtype == torch.float32 else "tf32"
     wide_keys, block = max(triton.next_power_of_2(key), 16), min(_VALUES, max(triton.next_power_of_2(value), 16))
     _scan_chunks[(triton.cdiv(value, block), heads, len(prompts.ends) - 1)](
-        mixed, step, log_decay, step_bias, skip, prompts.chunks, prompts.ends, slots, states, out,
-        prompts.chunks.shape[1], first_checkpoint, step.stride(0), states.stride(0),
+        mixed, step, log_decay, step_bias, skip, prompts.chunks, prompts.ends, slots, states, checkpoints,
+        out, prompts.chunks.shape[1], step.stride(0), states.stride(0), checkpoints.stride(0),
         GROUPS=groups, HEADS=heads, KEY=key, VALUE=value, KEYS=wide_keys, VALUES=block, CHUNK=CHUNK,
         MOST_DECAY=most_decay, PRECISION=precision, num_warps=4, num_stages=2,
     )  # fmt: skip
