@@ -107,8 +107,8 @@ bench-gateway: cluster-tools  ## measure a gateway in front of 1,000 models, 990
 test-processors: install chromium  ## train both models under three instruction sets with five seeds each, and test each result; two hours
 	@.ci/processors
 
-test-drafts: install  ## compare answers with and without drafts in 500 random runs, about 100,000 tokens; half an hour
-	DRAFT_EXAMPLES=500 OMP_NUM_THREADS=1 .venv/bin/python -m pytest --no-cov -q --timeout 7200 tests/runtime/engine/test_drafts.py
+test-drafts: install  ## compare answers with and without drafts in 500 random runs each, of texts and of a draft head; an hour
+	DRAFT_EXAMPLES=500 OMP_NUM_THREADS=1 .venv/bin/python -m pytest --no-cov -q --timeout 7200 tests/runtime/engine/test_drafts.py tests/runtime/engine/test_draft_head.py
 
 test-gpu: install  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu tests

@@ -172,6 +172,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Answers stay the same. ngram refuses models that cannot do it, auto serves them without"
         ),
     ] = "off"
+    draft_model: Annotated[
+        str | None,
+        option(
+            "directory of a draft head that was made for the model (DFlash): it drafts the next tokens of answers, "
+            "which are verified as with --speculative ngram. Needs --tp 1",
+            default="drafts are only found in texts",
+            metavar="DIR",
+        ),
+    ] = None
     dummy_weights: Annotated[
         bool, option("use random weights instead of the checkpoint's, for benchmarks; needs only config.json")
     ] = False
@@ -203,6 +212,7 @@ class EngineArgs(TypedDict, total=False):
     cuda_graph_max_batch: int | None
     cuda_graph_max_tokens: int
     speculative: SpeculativeChoice
+    draft_model: str | None
     dummy_weights: bool
     audit: bool
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "small files and the headers of the weights are downloaded",
     )
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit on the Hub (default: main)")
-    add_options(parser, EngineConfig(model=""), only=("task", "hf_overrides"))
+    add_options(parser, EngineConfig(model=""), only=("task", "hf_overrides", "draft_model"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
             fetch_headers(origin(args.model, args.revision), directory)
         elif on_hub:
             directory = resolve(args.model, args.revision or "main")
-        report = check_checkpoint(directory, args.hf_overrides, task=args.task, headers_only=remote)
+        report = check_checkpoint(
+            directory, args.hf_overrides, task=args.task, headers_only=remote, draft_model=args.draft_model
+        )
         _check_tokenizer(directory, report)
     return _print(report, str(directory), args.model if remote else str(directory))
 
@@ -63,6 +65,8 @@ def _print(report: CheckpointReport, directory: str, name: str) -> int:
         longest = f"; {report.longest_bytes / 2**30:.2f} GiB of KV cache on a GPU" if report.window else ""
         print(f"longest sequence {report.max_model_len:,} tokens{longest}")
         print(f"--tp             {', '.join(map(str, report.tensor_parallel_sizes))}")
+        if report.draft_model is not None:
+            print(f"draft model      {report.draft_model}; {report.draft_parameters:,} parameters")
     for kind, findings in (("problem", report.problems), ("note", report.notes)):
         for finding in findings:
             print(f"{kind}: {finding.message.replace(directory, name)} ({finding.code})")

@@ -336,9 +336,12 @@ class CudaEngine:
 
     def _may_queue(self, graph: StepGraph | None, plain: PlainSample) -> bool:
         """Whether the sampling of a late step is queued before its masks are filled. Nothing that is launched behind
-        the wait may wait for the device: graphs do not, but the memory of reports may have to be allocated."""
+        the wait may wait for the device: graphs do not, but the memory of reports or of a draft head may have to be
+        allocated."""
         processors = plain.packed.processors
         if graph is None or len(processors.reported) or not self._masks.can_queue:
+            return False
+        if self.runner.drafting is not None:
             return False
         return self._sampling.find(graph, processors) is not None
 

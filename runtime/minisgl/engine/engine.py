@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Callable, MutableMapping
@@ -9,14 +10,16 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from minisgl.attention.recurrent import RecurrentStates
-from minisgl.attention.select import AttentionKinds
+from minisgl.attention.select import AttentionKinds, KVGroup
 from minisgl.config import EngineConfig, PooledOutput
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.drafting import MOST_DRAFTED_ROWS, Drafting
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
@@ -37,6 +40,7 @@ from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.decoder_config import representative_layers
+from minisgl.models.drafter import Drafter, DrafterConfig
 from minisgl.models.fit import pool_too_small, too_long
 from minisgl.models.kv_scales import read_kv_scales
 from minisgl.models.pooler import Pooler
@@ -90,6 +94,7 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         raise EngineError("max_model_len_too_large", too_long(model_config, max_model_len))
     model_config.check_length(max_model_len)
     model_config.check_tensor_parallel(config.tensor_parallel)
+    drafter = None if pooling is not None else _read_drafter(config, model_config)
     if config.tensor_parallel > 1:
         report("meet", 0.0)
     parallel = TensorParallel(
@@ -100,10 +105,24 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         nccl_host=config.nccl_host,
     )
     try:
-        return _EngineBuilder(config, model_config, pooling, parallel, device, max_model_len, report, clock).build()
+        builder = _EngineBuilder(config, model_config, pooling, parallel, device, max_model_len, report, clock, drafter)
+        return builder.build()
     except BaseException:
         parallel.close()
         raise
+
+
+def _read_drafter(config: EngineConfig, target: ModelConfig) -> DrafterConfig | None:
+    """The draft head of an engine; None: it has none. Raises ModelError or EngineError."""
+    if config.draft_model is None:
+        return None
+    if config.tensor_parallel > 1:
+        raise EngineError(
+            "speculation_unsupported", "--draft-model cannot be used with several ranks; leave it out, or use --tp 1"
+        )
+    drafter = DrafterConfig.read(config.draft_model)
+    drafter.check_target(target)
+    return drafter
 
 
 def planned_attention(config: EngineConfig) -> dict[str, str]:
@@ -135,6 +154,8 @@ class _EngineBuilder:
     _max_model_len: int
     _report: Progress
     _clock: StartClock
+    _drafter_config: DrafterConfig | None
+    _drafter: Drafter | None = None
     _states: RecurrentStates | None = None
     _speculates: bool = False
 
@@ -178,6 +199,9 @@ class _EngineBuilder:
         clock.end("kernels", device)
         limit = config.cuda_graph_max_batch
         self._speculates = self._finds_drafts()
+        if self._speculates and self._drafter_config is not None:
+            self._drafter = self._new_drafter(self._drafter_config)
+            clock.end("draft_model", device)
         rows = self._decode_rows
         self._largest_graph = rows if limit is None else min(limit, rows)
         self._prefill_graphs = self._prefill_sizes() if pooler is None else self._text_sizes()
@@ -196,8 +220,8 @@ class _EngineBuilder:
         clock.end("pool", device)
         first = self._attention.kinds[0]
         stats = EngineStats(
-            parameter_bytes=model.parameter_bytes,
-            kv_pool_bytes=kv_pool.pool_bytes(self._attention.groups, pages),
+            parameter_bytes=model.parameter_bytes + (self._drafter.parameters.num_bytes if self._drafter else 0),
+            kv_pool_bytes=kv_pool.pool_bytes([*self._attention.groups, *self._drafter_groups()], pages),
             start_seconds=clock.seconds,
             prefill_backend=first.prefill.name,
             decode_backend=first.decode.name,
@@ -327,9 +351,37 @@ class _EngineBuilder:
         assert isinstance(model, Decoder), "encoders compute whole texts"
         return model, pooler
 
+    def _new_drafter(self, of: DrafterConfig) -> Drafter:
+        """The draft head, with its weights, whose contexts are part of the pages."""
+        config, parameters = self._config, self._model.parameters
+        drafter = Drafter(of, self._parallel, parameters.dtype, self._device, self._max_model_len)
+        if config.dummy_weights:
+            fill_random(drafter.parameters)
+        else:
+            assert config.draft_model is not None
+            load_weights(drafter.parameters, config.draft_model, threads=config.load_threads)
+        self._model.tapped = of.target_layers
+        self._drafter = drafter
+        page = kv_pool.page_bytes(self._drafter_groups())
+        self._layout = replace(self._layout, full_bytes=self._layout.full_bytes + page)
+        logger.info("draft head of %d layers from %s", of.model.num_layers, config.draft_model)
+        return drafter
+
+    def _drafter_groups(self) -> list[KVGroup]:
+        """Contexts of the draft head in a page; empty: there is no head."""
+        if self._drafter is None:
+            return []
+        of, model = self._drafter.config.attention, self._drafter.config.model
+        shape = dataclasses.replace(
+            self._shape, query_heads=of.num_heads, kv_heads=of.num_kv_heads, head_dim=of.head_dim, kv_dtype=None
+        )
+        return [KVGroup(shape, tuple(range(model.num_layers)))]
+
     def _finds_drafts(self) -> bool:
         """Whether the engine speculates. Raises EngineError where the user demands it and it cannot."""
         choice = self._config.speculative
+        if choice == "off" and self._drafter_config is not None:
+            choice = "ngram"
         if choice == "off" or self._pooling is not None:
             return False
         reason = self._why_no_drafts()
@@ -338,7 +390,7 @@ class _EngineBuilder:
         if choice == "ngram":
             raise EngineError(
                 "speculation_unsupported",
-                f"--speculative ngram cannot be used here: {reason}; use --speculative auto or off",
+                f"drafts cannot be verified here: {reason}; use --speculative auto, or off without --draft-model",
             )
         logger.info("no drafts are verified: %s", reason)
         return False
@@ -352,6 +404,8 @@ class _EngineBuilder:
             for name in ("flashinfer", "torch", "split"):
                 if any(kind.decode.name == name for kind in self._attention.kinds):
                     return f"its decode attention, {name}, cannot verify drafts"
+            if self._drafter_config is not None and self._shape.page_size % 16:
+                return f"a draft head needs pages of a multiple of 16 tokens, not of {self._shape.page_size}"
             texts = RowTextTables.num_bytes(self._config.max_running + 1, self._max_model_len)
             if texts > _MOST_TEXT_BYTES:
                 return (
@@ -503,6 +557,9 @@ class _EngineBuilder:
         )
         if self._speculates:
             sampling += RowTextTables.num_bytes(config.max_running + 1, self._max_model_len)
+        if self._drafter is not None:
+            drafted = min(MOST_DRAFTED_ROWS, config.max_running) * MOST_DRAFTS
+            sampling += 2 * drafted * model.vocab_local * self._shape.dtype.itemsize
         return int(self._free_before * config.memory_fraction) - used - step_bytes - graphs - sampling
 
     def _limits(self, runner: Runner) -> StepLimits:
@@ -522,7 +579,13 @@ class _EngineBuilder:
             decode_rows=self._decode_rows,
             text_length=self._max_model_len if self._speculates else 0,
         )
-        return Runner(model, self._parallel, kv, tables, self._attention.over(kv), self._states)
+        drafting = None
+        if self._drafter is not None:
+            drafter_groups = self._drafter_groups()
+            scales = [KVScales()] * len(drafter_groups[0].layers)
+            contexts = kv_pool.allocate(drafter_groups, scales=scales, pages=pages, audit=config.audit)
+            drafting = Drafting(self._drafter, model, contexts.groups[0], tables)
+        return Runner(model, self._parallel, kv, tables, self._attention.over(kv), self._states, drafting)
 
 
 def _pooled_output(pooling: PoolingConfig) -> PooledOutput:

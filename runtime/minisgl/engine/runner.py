@@ -16,6 +16,7 @@ from minisgl.attention.recurrent import RecurrentStates
 from minisgl.config import KVCacheDType
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import DeviceStep, PackedStep
+from minisgl.engine.drafting import Drafting
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.stored_kv import FP8
@@ -103,9 +104,11 @@ class Runner:
         tables: Tables,
         attention: LayeredAttention,
         states: RecurrentStates | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
-        """`states`: those of layers with a recurrent state."""
+        """`states`: those of layers with a recurrent state. `drafting`: a draft head with its contexts."""
         self.tables = tables
+        self.drafting = drafting
         self.attention = attention
         self._states = states
         self.logits_hook: LogitsHook | None = None
@@ -139,6 +142,8 @@ class Runner:
         """Apply the changes of a plan to the tables, before the forward pass of its step."""
         if len(step.poison_pages):
             self.kv.poison(step.poison_pages.long(), in_window=False)
+            if self.drafting is not None:
+                self.drafting.kv.poison(step.poison_pages.long())
         if len(step.poison_window_pages):
             self.kv.poison(step.poison_window_pages.long(), in_window=True)
         if step.new_rows.shape[1]:
@@ -209,7 +214,12 @@ class Runner:
                 self._states.begin_cuda(batch.decode_slots, step.prompts)
             else:
                 self._states.begin(batch.decode_slots, packed.segments)
-        return self._model.forward(tokens, step.positions, attention, rows, self._states)
+        if self.drafting is None:
+            return self._model.forward(tokens, step.positions, attention, rows, self._states)
+        kept: list[torch.Tensor] = []
+        hidden = self._model.forward(tokens, step.positions, attention, rows, self._states, kept)
+        self.drafting.store(kept, step.positions, locations)
+        return hidden
 
     def _place(self, decode: int, step: DeviceStep) -> torch.Tensor:
         """Input tokens [D] of the decode rows, whose slots and positions are completed in the step."""
@@ -254,7 +264,10 @@ class Runner:
         step, texts = plain.step, self.tables.texts
         if texts is None or step.sampled is None or not plain.packed.sampled:
             return None
-        return verify_drafts(texts, step.sampled, plain.tokens, step.sample_positions)
+        verified = verify_drafts(texts, step.sampled, plain.tokens, step.sample_positions)
+        if self.drafting is not None:
+            self.drafting.draft(step.sampled, self.sampler)
+        return verified
 
     def run_hidden(self, packed: PackedStep, step: DeviceStep) -> torch.Tensor:
         """Run the step eagerly up to the hidden states [S, hidden] of the last tokens of prompts that end in it."""

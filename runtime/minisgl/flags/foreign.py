@@ -88,7 +88,7 @@ VLLM: Final = (
     _other("--tokenizer", "", "the checkpoint's is used"),
     _other("--swap-space --cpu-offload-gb", "", "nothing is moved to the host; preempted requests are computed again"),
     _other("--pipeline-parallel-size --data-parallel-size", "--tp", "tensor parallelism only; replicas on Kubernetes"),
-    _other("--speculative-config", "--speculative", "`auto`: drafts from the text; there are no draft models"),
+    _other("--speculative-config", "--speculative", "`auto`: drafts from the text; `--draft-model`: of a draft head"),
     _other("--runner --convert", "--task", "found from the checkpoint; or `embed`, `rerank`, `classify`"),
     _other("--generation-config", "", "the checkpoint's generation_config.json is used"),
     _other("--disable-log-requests --disable-log-stats", "--log-level", "`warning` leaves out a line per request"),
@@ -122,7 +122,9 @@ SGLANG: Final = (
     _other("--max-prefill-tokens", "--max-step-tokens", "of a whole step: decodes and chunks of prompts"),
     _other("--dp-size --data-parallel-size --pp-size", "--tp", "tensor parallelism only; replicas on Kubernetes"),
     _other("--schedule-policy", "", "first come, first served; the longest cached prefix decides between replicas"),
-    _other("--speculative-algorithm", "--speculative", "`auto`: drafts from the text; there are no draft models"),
+    _other(
+        "--speculative-algorithm", "--speculative", "`auto`: drafts from the text; `--draft-model`: of a draft head"
+    ),
     _other("--grammar-backend", "", "llguidance is the only one"),
     _other("--base-gpu-id", "", "set CUDA_VISIBLE_DEVICES"),
     _other("--random-seed", "", "each request has its own `seed`"),

@@ -79,6 +79,9 @@ class CheckpointReport(msgspec.Struct, kw_only=True):
     """Tokens of the longest sequence that can be served."""
     tensor_parallel_sizes: list[int] = []
     """Numbers of ranks that the model can be split over."""
+    draft_model: str | None = None
+    """What the draft head is, if one is checked and fits."""
+    draft_parameters: int = 0
     problems: list[Finding] = []
     """Reasons why the checkpoint cannot be served."""
     notes: list[Finding] = []
@@ -95,10 +98,11 @@ def check_checkpoint(
     *,
     task: TaskChoice = "auto",
     headers_only: bool = False,
+    draft_model: str | Path | None = None,
 ) -> CheckpointReport:
     """Check everything, and report all problems instead of raising the first one. `overrides`: changes of
     config.json. `task`: what the model is to be served for. `headers_only`: the weight files have no tensors; see
-    `fetch_headers`."""
+    `fetch_headers`. `draft_model`: directory of a draft head for the model."""
     folder = Path(directory)
     report = CheckpointReport(directory=str(folder))
     config = pooling = None
@@ -113,7 +117,31 @@ def check_checkpoint(
         _check_weights(folder, config, pooling, report, headers_only)
         _check_tokenizer(folder, report)
         _check_generation(folder, report)
+    if draft_model is not None and config is not None:
+        _check_drafter(Path(draft_model), config, report)
     return report
+
+
+def _check_drafter(folder: Path, target: ModelConfig, report: CheckpointReport) -> None:
+    from minisgl.distributed.tensor_parallel import TensorParallel
+    from minisgl.models.drafter import Drafter, DrafterConfig
+    from minisgl.models.weights import unexpected_tensors, unread_tensors
+
+    try:
+        config = DrafterConfig.read(folder)
+        config.check_target(target)
+        parameters = Drafter.of_headers(config, TensorParallel()).parameters
+        tensors = stored_tensors(folder)
+        for source in parameters.sources:
+            for name, spec in source.tensors.items():
+                check_tensor(name, spec, tensors)
+        if unexpected := unread_tensors(tensors, parameters).unexpected:
+            raise unexpected_tensors(unexpected, tensors)
+    except ModelError as error:
+        report.problems.append(Finding(error.code, f"--draft-model: {error}"))
+        return
+    report.draft_model = f"DFlash, {config.model.num_layers} layers, blocks of {config.block_size} tokens"
+    report.draft_parameters = parameters.num_elements
 
 
 def _describe(config: ModelConfig, report: CheckpointReport) -> None:
@@ -218,9 +246,7 @@ def _check_weights(
         report.notes.append(Finding(error.code, f"with --kv-cache-dtype fp8 it cannot be served: {error}"))
 
 
-def _check_shards(
-    config: ModelConfig, pooling: PoolingConfig | None, alone: float, report: CheckpointReport
-) -> None:
+def _check_shards(config: ModelConfig, pooling: PoolingConfig | None, alone: float, report: CheckpointReport) -> None:
     """Note the numbers of ranks with a larger share of weights in 16 bits than one rank has, which is `alone`."""
     from minisgl.models.build import checkpoint_parameters
 

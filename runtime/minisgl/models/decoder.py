@@ -164,11 +164,15 @@ class Decoder:
                 head = shard.new_weight(self.parameters, "lm_head", config.hidden_size)
             self.head = LMHead(head, shard, family.logit_divisor, family.logit_softcap)
         self._embedding_scale = torch.tensor(family.embedding_scale, dtype=dtype).item()
+        self.tapped: tuple[int, ...] = ()
+        """Layers behind which `forward` keeps the hidden states of all tokens; −1: before the first."""
 
     def with_layers(self, layers: Sequence[int]) -> Decoder:
         """A model with only these layers. It shares their parameters."""
         model = copy.copy(self)
         model.layers = [self.layers[layer] for layer in layers]
+        # Others are not there; it is only a question of shapes.
+        model.tapped = (-1,) * len(self.tapped)
         return model
 
     @property
@@ -183,20 +187,26 @@ class Decoder:
         attention: Attention,
         rows: torch.Tensor | None = None,
         states: RecurrentStates | None = None,
+        kept_states: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """tokens and positions [T] int32 or int64 to final hidden states in the model's dtype: [T, hidden], or only
         `rows` [S], [S, hidden]. For other rows the last layer with attention only writes keys and values, and no layer
-        behind it does anything. `states`: of a model with recurrent states."""
+        behind it does anything. `states`: of a model with recurrent states. `kept_states`: gets the hidden states
+        [T, hidden] behind each of the layers `tapped`, which are in ascending order before the last one."""
         x = self.embedding.forward(tokens)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         angles = Angles(self.rotary, positions)
         inputs = None if self.token_inputs is None else self.token_inputs.forward(tokens, x)
         residual = None
+        if kept_states is not None:
+            kept_states += [x] * self.tapped.count(-1)
         last = max(number for number, layer in enumerate(self.layers) if layer.mixer is not None)
         for number, layer in enumerate(self.layers):
             kept = rows if number == last else None
             x, residual = layer.forward(x, residual, angles, attention, kept, inputs, states)
+            if kept_states is not None and number in self.tapped:
+                kept_states.append(_stream(x, residual))
         x, _ = self.norm.forward(x, residual)
         return x
 
@@ -205,3 +215,10 @@ class Decoder:
         dtype. Concatenated over the ranks and cut to `config.vocab_size`, they are the logits of the model."""
         assert self.head is not None
         return self.head.forward(hidden)
+
+
+def _stream(x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    """The residual stream behind a layer [T, hidden], a copy. `x` may be partial sums."""
+    if x.dim() == 3:
+        x = x.sum(0)
+    return x.clone() if residual is None else (x + residual).to(residual.dtype)

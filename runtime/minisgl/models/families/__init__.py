@@ -150,6 +150,7 @@ _LINEAR: Final = "linear attention with a recurrent state"
 _OWN_CODE: Final = "its own code, unless a copy with the names of Transformers (GteModel) is taken"
 
 MISSING: Final[Mapping[str, str]] = {
+    "DFlashDraftModel": "the model that it drafts for (that model's --draft-model)",
     "NewModel": _OWN_CODE,
     "NewForSequenceClassification": _OWN_CODE,
     "DeepseekV2ForCausalLM": _MLA,
