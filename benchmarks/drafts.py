@@ -4,7 +4,11 @@
 
 Weights and prompts are random, so the number of accepted drafts is pinned: a hash of row and position decides on each
 draft whether the sampled token is replaced by it. `length` is the mean number of tokens of a row and step that follows,
-with seven drafts. Drafts cost nothing here but their verification. What the scheduler verifies, it decides itself.
+with seven drafts. Without a head they cost nothing here but their verification. What the scheduler verifies, it decides
+itself.
+
+`--head-layers 5` adds a draft head of so many layers with random weights (DFlash), which runs behind each step of
+the runs with drafts: the speed is that of the whole pair. The runs without drafts keep its context, too.
 
 `--check` generates greedily with drafts from a prediction, and prints how far each token is from the most likely one
 by the log-probabilities of a prompt, and how many drafts were accepted.
@@ -17,6 +21,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,7 @@ from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
+from minisgl.engine.drafting import MOST_DRAFTED_ROWS
 from minisgl.engine.engine import create_engine
 from minisgl.engine.pooling_engine import PoolingEngine
 from minisgl.engine.runner import PlainSample, Runner
@@ -36,6 +42,8 @@ from minisgl.scheduler.scheduler import Scheduler
 from minisgl.wire.messages import SamplingParams, Submit
 
 DRAFT, OTHER = 5, 6
+BLOCK = 16
+"""Tokens of a block of the draft head."""
 
 
 class Pinned:
@@ -71,6 +79,14 @@ def rate_of(length: float) -> float:
     return low
 
 
+def head_config(target: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """config.json of a draft head with the layers of its target, as published ones have."""
+    deepest = target["num_hidden_layers"] - 3
+    tapped = [1 + round(place * (deepest - 1) / 4) for place in range(5)]
+    own = {"architectures": ["DFlashDraftModel"], "num_hidden_layers": layers, "block_size": BLOCK}
+    return {**target, **own, "dflash_config": {"mask_token_id": 0, "target_layer_ids": tapped}}
+
+
 def decode_rate(
     engine: CpuEngine | CudaEngine, options: EngineConfig, rows: int, sizes: tuple[int, int], *, drafts: bool
 ) -> float:
@@ -78,6 +94,8 @@ def decode_rate(
     scheduler = Scheduler(scheduler_config(options, engine.limits))
     if not drafts:
         scheduler.drafts._numbers = lambda slots, most: np.zeros_like(slots)  # type: ignore[method-assign]
+    if (head := engine.runner.drafting) is not None:
+        head.most_rows = MOST_DRAFTED_ROWS if drafts else 0
     loop = StepLoop(scheduler, engine)
     random = np.random.default_rng(rows)
     for row in range(rows):
@@ -169,6 +187,7 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-14b")
     parser.add_argument("--quantization")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--head-layers", type=int, default=0, help="layers of a draft head; 0: there is none")
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 32, 128])
     parser.add_argument("--lengths", type=float, nargs="*", default=[3.7, 5.43, 8.0])
@@ -180,13 +199,17 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="minisgl-config-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(BUILTIN_CONFIGS[arguments.model]))
+        config, head = BUILTIN_CONFIGS[arguments.model], Path(folder) / "head"
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        head.mkdir()
+        (head / "config.json").write_text(json.dumps(head_config(config, arguments.head_layers)))
         options = EngineConfig(
             model=folder,
             device=arguments.device,
             quantization=arguments.quantization,
             dummy_weights=True,
             speculative="ngram",
+            draft_model=str(head) if arguments.head_layers else None,
             max_model_len=arguments.max_model_len,
         )
         engine = create_engine(options)
@@ -209,7 +232,10 @@ def main() -> None:
                         if repeat:
                             rates[drafts].append(rate)
                 without, with_drafts = (statistics.median(rates[drafts]) for drafts in (False, True))
-                key = f"{arguments.model} {arguments.quantization or 'bf16'} rows {rows} length {length}"
+                pair = f"{arguments.model} {arguments.quantization or 'bf16'}"
+                if arguments.head_layers:
+                    pair += f" with a head of {arguments.head_layers} layers"
+                key = f"{pair} rows {rows} length {length}"
                 found[key] = {"without": without, "with": with_drafts, "ratio": with_drafts / without}
                 print(f"{key}: {without:,.1f} {with_drafts:,.1f} x{with_drafts / without:.2f}", flush=True)
         print("compiled after ready:", engine.stats.compiled_after_ready, flush=True)

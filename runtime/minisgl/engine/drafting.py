@@ -25,6 +25,9 @@ from minisgl.wire.messages import MOST_DRAFTS
 MOST_DRAFTED_ROWS: Final = 128
 """Most rows of a step behind which the head runs. For more it computes about as much as the model itself."""
 
+_WARM_UP_ROWS: Final = (*range(1, 18), 32, 48, 64, 96, MOST_DRAFTED_ROWS)
+"""Rows of passes that launch all kernels: products have others by their rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class _BlockAttention:
@@ -78,21 +81,32 @@ class Drafting:
             return
         texts, slots = self._texts, rows.slots.long()
         positions, origins, sources = (of[slots] for of in (texts.next_position, texts.origin, texts.source))
-        tokens = texts.texts[slots, origins + positions].clamp(min=0)
+        tokens = texts.texts[slots, (origins + positions).long()].clamp(min=0)
+        # Before the pass: the kernel that samples reads them before the launch ahead of it has ended.
+        after = positions[:, None] + torch.arange(1, MOST_DRAFTS + 1, dtype=torch.int32, device=positions.device)
+        sample_positions = after[:, : self._number].flatten()
+        sample_slots = rows.slots.repeat_interleave(self._number, output_size=len(sample_positions))
         contexts = Contexts(self._tables.page_table, rows.slots, texts.next_position)
         attention = _BlockAttention(self.kv, contexts, self._drafter.config.attention.scale)
         hidden = self._drafter.hidden(self._target, tokens, positions, attention)
         # The first token of a block is known.
         logits = self._target.local_logits(hidden[:, 1 : 1 + self._number].flatten(0, 1))
-        after = positions[:, None] + torch.arange(1, MOST_DRAFTS + 1, dtype=torch.int32, device=positions.device)
         # By the random numbers of their places: a draft of the right distribution is the sampled token more often.
-        sampled = sampler.sample(
-            logits,
-            rows.slots.repeat_interleave(self._number, output_size=len(logits)),
-            after[:, : self._number].flatten(),
-        )
+        sampled = sampler.sample(logits, sample_slots, sample_positions)
         drafts = torch.full_like(after, NO_TOKEN)
         drafts[:, : self._number] = sampled.view(len(slots), -1)
-        places = slots[:, None], origins[:, None] + after
+        places = slots[:, None], (origins[:, None] + after).long()
         is_predicted = ((sources > 0) & (sources < origins))[:, None]
         texts.texts[places] = torch.where(is_predicted, texts.texts[places], drafts)
+
+    def warm_up(self, sampler: Sampler) -> None:
+        """Launch the kernels of passes of all sizes, with the dummy slot."""
+        dummy = torch.full((MOST_DRAFTED_ROWS,), self._tables.dummy_slot, dtype=torch.int32, device=self._device)
+        with torch.inference_mode():
+            for count in _WARM_UP_ROWS:
+                rows = dummy[:count]
+                self.draft(SampledRows(rows, rows, rows), sampler)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._tables.page_table.device

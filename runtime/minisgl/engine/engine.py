@@ -509,6 +509,8 @@ class _EngineBuilder:
                 self._compile_together()
                 together = True
             run_eagerly(runner, plan)
+        if runner.drafting is not None:
+            runner.drafting.warm_up(runner.sampler)
 
     def _compile_together(self) -> None:
         """Compile the kernels of the warm-up beside each other. Otherwise each of its steps waits for a compiler."""

@@ -185,6 +185,17 @@ def test_drafts_are_those_of_the_checkpoint(wrong: _Pair) -> None:
         assert torch.allclose(chosen, logits.max(1).values, atol=1e-3)
 
 
+def test_the_warm_up_changes_nothing_that_requests_read(wrong: _Pair) -> None:
+    engine = _engine(wrong)
+    assert engine.runner.drafting is not None
+    engine.runner.drafting.warm_up(engine.runner.sampler)
+    prompt = np.arange(5, 25, dtype=np.int32).tobytes()
+    submit = submit_of(id=b"1" * 16, prompt=prompt, max_tokens=20, temperature=0.7, seed=1, ignore_eos=True)
+    answers, expected = (serve(each, [submit])[0] for each in (engine, wrong.plain))
+    assert answers[submit.id].tokens == expected[submit.id].tokens
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
