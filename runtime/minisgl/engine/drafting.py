@@ -8,7 +8,9 @@ from typing import Final
 
 import torch
 
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import PagedKV
+from minisgl.attention.select import KVGroup
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.block_attention import block_attention
@@ -19,7 +21,7 @@ from minisgl.kernels.attention.stored_kv import put
 from minisgl.kernels.speculation.row_text_tables import NO_TOKEN
 from minisgl.kernels.speculation.step_rows import SampledRows
 from minisgl.models.decoder import Decoder
-from minisgl.models.drafter import Drafter
+from minisgl.models.drafter import Drafter, DrafterConfig
 from minisgl.wire.messages import MOST_DRAFTS
 
 MOST_DRAFTED_ROWS: Final = 128
@@ -51,6 +53,19 @@ class _BlockAttention:
         k = rotate_queries(k, replace(rotation, q_gain=rotation.k_gain))
         pool = self.kv.keys[layer], self.kv.values[layer]
         return block_attention(q, k, v, *pool, self.contexts, self.scale).flatten(1)
+
+
+def context_group(of: DrafterConfig, target: AttentionShape) -> KVGroup:
+    """Contexts of a draft head beside the pages of its target."""
+    attention = of.attention
+    shape = replace(
+        target,
+        query_heads=attention.num_heads,
+        kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        kv_dtype=None,
+    )
+    return KVGroup(shape, tuple(range(of.model.num_layers)))
 
 
 class Drafting:

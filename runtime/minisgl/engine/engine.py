@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, MutableMapping
@@ -19,7 +18,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.drafting import MOST_DRAFTED_ROWS, Drafting
+from minisgl.engine.drafting import MOST_DRAFTED_ROWS, Drafting, context_group
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
@@ -371,11 +370,7 @@ class _EngineBuilder:
         """Contexts of the draft head in a page; empty: there is no head."""
         if self._drafter is None:
             return []
-        of, model = self._drafter.config.attention, self._drafter.config.model
-        shape = dataclasses.replace(
-            self._shape, query_heads=of.num_heads, kv_heads=of.num_kv_heads, head_dim=of.head_dim, kv_dtype=None
-        )
-        return [KVGroup(shape, tuple(range(model.num_layers)))]
+        return [context_group(self._drafter.config, self._shape)]
 
     def _finds_drafts(self) -> bool:
         """Whether the engine speculates. Raises EngineError where the user demands it and it cannot."""
@@ -520,7 +515,7 @@ class _EngineBuilder:
         launches = Launches()
         try:
             with launches.recorded(Architecture.of(self._device)):
-                rehearse(self._model_config, self._config)
+                rehearse(self._model_config, self._config, self._drafter_config if self._drafter else None)
             launches.load(self._device)
         except Exception:
             # It only saves time: what is missing is compiled at its first launch.

@@ -23,6 +23,7 @@ from minisgl.engine.start.rehearsal import rehearsal_runner, rehearsal_texts, re
 from minisgl.engine.start.warm_up import plan_of_texts, warm_up_plans
 from minisgl.kernels.build.triton import Architecture, Launches
 from minisgl.models.config import ModelConfig
+from minisgl.models.drafter import DrafterConfig
 from support.numerics.random_plans import random_plans
 from support.plans import Segment, make_plan, new_row
 
@@ -34,6 +35,7 @@ ENGINE = EngineConfig(model="", device="cuda")
 CASES = {
     "qwen3-0.6b": ENGINE,
     "qwen3-0.6b, odd vocabulary": replace(ENGINE, tensor_parallel=2),
+    "qwen3-0.6b, draft head": ENGINE,
     "qwen3-30b-a3b": ENGINE,
     "gpt-oss-20b": ENGINE,
     "qwen3-30b-a3b, routing by scores": ENGINE,
@@ -54,16 +56,23 @@ def launched(case: str, seed: int) -> tuple[set[tuple[str, str]], set[tuple[str,
     """Kernels that the warm-up launches, and those that random steps launch."""
     config, (name, _, variant) = CASES[case], case.partition(", ")
     model = ModelConfig.parse(BUILTIN_CONFIGS[name], overrides=VARIANTS.get(variant))
+    drafter = _drafter(name) if variant == "draft head" else None
     warmed, needed = Launches(), Launches()
     with warmed.recorded(HOPPER):
-        rehearse(model, config)
-    with needed.recorded(HOPPER), rehearsal_runner(model, config) as runner:
+        rehearse(model, config, drafter)
+    with needed.recorded(HOPPER), rehearsal_runner(model, config, drafter) as runner:
         limits = step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=model.max_model_len)
         # Besides random steps: 16 chunks of prompts, and prompts behind an odd number of rows.
         others = dummy_plan(limits, prompts=[1024]), dummy_plan(limits, decode=7, prompts=[100])
         for plan in (*random_plans(limits, 16, seed), *others):
             run_eagerly(runner, plan)
     return warmed.keys, needed.keys
+
+
+def _drafter(target: str) -> DrafterConfig:
+    special = {"mask_token_id": 0, "target_layer_ids": [1, 7, 13, 19, 25]}
+    config = {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 5, "block_size": 16, "dflash_config": special}
+    return DrafterConfig.parse({**BUILTIN_CONFIGS[target], **config})
 
 
 @pytest.mark.parametrize("case", CASES)

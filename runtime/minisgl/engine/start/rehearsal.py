@@ -10,17 +10,20 @@ import torch
 from msgspec.structs import replace
 
 from minisgl.attention import fa3_backend, flashinfer_backend, packed, select, xqa_backend
+from minisgl.attention.backend import AttentionShape
 from minisgl.attention.recurrent import RecurrentStates
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.config import EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import pooling_engine
+from minisgl.engine.drafting import Drafting, context_group
 from minisgl.engine.pooling_engine import PackedTexts
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.dummy_steps import decode_rows, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import text_plans, warm_up_plans
+from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.stored_kv import KVScales
 from minisgl.kernels.build.triton import replaced
 from minisgl.kv_layout import PoolPages
@@ -28,28 +31,33 @@ from minisgl.models.build import build_pooled, packed_attention
 from minisgl.models.config import ModelConfig
 from minisgl.models.decoder import Decoder
 from minisgl.models.decoder_config import representative_layers
+from minisgl.models.drafter import Drafter, DrafterConfig
 from minisgl.models.pooling_config import PoolingConfig
 
 _DEVICE: Final = torch.device("cuda")
 _PAGES: Final = 64
 
 
-def rehearse(model: ModelConfig, config: EngineConfig) -> None:
-    """Run the warm-up of one rank of an engine, in `Launches.recorded`."""
+def rehearse(model: ModelConfig, config: EngineConfig, drafter: DrafterConfig | None = None) -> None:
+    """Run the warm-up of one rank of an engine, in `Launches.recorded`. `drafter`: its draft head."""
     if model.encoder is not None:
         longest = config.max_model_len or model.max_model_len
         with rehearsal_texts(model, config) as texts:
             for plan in text_plans(longest, config.max_running, max(config.max_step_tokens, longest)):
                 texts.outputs(plan)
         return
-    with rehearsal_runner(model, config) as runner:
+    with rehearsal_runner(model, config, drafter) as runner:
         longest = config.max_model_len or model.max_model_len
         for plan in warm_up_plans(step_limits(runner, max_step_tokens=config.max_step_tokens, max_model_len=longest)):
             run_eagerly(runner, plan)
+        if runner.drafting is not None:
+            runner.drafting.warm_up(runner.sampler)
 
 
 @contextmanager
-def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runner]:
+def rehearsal_runner(
+    model: ModelConfig, config: EngineConfig, drafter: DrafterConfig | None = None
+) -> Iterator[Runner]:
     """A rank without its peers, with the layers that launch all kernels. Kernels of other libraries do nothing while
     the context lasts."""
     model = _representative(model)
@@ -81,7 +89,18 @@ def rehearsal_runner(model: ModelConfig, config: EngineConfig) -> Iterator[Runne
         )
         decoder = Decoder(model, parallel, dtype, _DEVICE, max_position=longest)
         shared = RecurrentStates(states, rows + 1, dtype, _DEVICE, shared=True) if states else None
-        yield Runner(decoder, parallel, kv, tables, attention.over(kv), shared)
+        drafting = None if drafter is None else _drafting(drafter, decoder, pages, tables, shape)
+        yield Runner(decoder, parallel, kv, tables, attention.over(kv), shared, drafting)
+
+
+def _drafting(of: DrafterConfig, target: Decoder, pages: PoolPages, tables: Tables, shape: AttentionShape) -> Drafting:
+    group = context_group(of, shape)
+    contexts = kv_pool.allocate([group], scales=[KVScales()] * len(group.layers), pages=pages, audit=False)
+    dtype = target.parameters.dtype
+    drafter = Drafter(of, TensorParallel(device=_DEVICE), dtype, _DEVICE, shape.pages_per_row * shape.page_size)
+    # The target may have few of its layers.
+    target.tapped = (-1,) * len(of.target_layers)
+    return Drafting(drafter, target, contexts.groups[0], tables)
 
 
 @contextmanager
