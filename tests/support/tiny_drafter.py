@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.models.drafter import Drafter, DrafterConfig
 from minisgl.models.random_weights import random_tensor
+from minisgl.toy.tiny import write_tiny_checkpoint
+
+CONSTANT = 77
+"""Token that the target of `write_copying_pair` always generates."""
 
 
 def drafter_config(target: Path, **changes: Any) -> dict[str, Any]:
@@ -52,3 +56,17 @@ def write_tiny_drafter(folder: Path, target: Path, *, seed: int = 0, silent: boo
                 tensor.zero_()
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def write_copying_pair(folder: Path, **shape: Any) -> tuple[Path, Path]:
+    """Write a target that generates one token for ever, and a head whose drafts are therefore right. `shape`: see
+    `write_tiny_checkpoint`."""
+    target = write_tiny_checkpoint(folder / "target", "qwen3", layers=4, tied=False, **shape)
+    file = target / "model.safetensors"
+    tensors = load_file(file)
+    direction = torch.ones(tensors["lm_head.weight"].shape[1])
+    tensors["model.embed_tokens.weight"] += (8 * direction).bfloat16()
+    tensors["lm_head.weight"][CONSTANT] = direction.bfloat16()
+    save_file(tensors, file, {"format": "pt"})
+    heads = {"head_dim": shape["head_dim"]} if "head_dim" in shape else {}
+    return target, write_tiny_drafter(folder / "head", target, silent=True, **heads)

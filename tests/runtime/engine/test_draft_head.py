@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from minisgl.cli.main import main
 from minisgl.engine.cpu_engine import CpuEngine
@@ -27,11 +26,9 @@ from minisgl.wire.messages import MOST_DRAFTS, Submit
 from support.dflash import reference_logits
 from support.messages import submit_of
 from support.speculation import engine_of, requests_to_draft, serve, with_prediction
-from support.tiny_drafter import drafter_config, write_tiny_drafter
+from support.tiny_drafter import CONSTANT, drafter_config, write_copying_pair, write_tiny_drafter
 
 _EXAMPLES = int(os.environ.get("DRAFT_EXAMPLES", "6"))
-_CONSTANT = 77
-"""Token that the second target always generates."""
 
 
 class _Pair(NamedTuple):
@@ -58,15 +55,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Pair]:
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Pair]:
     """A head whose drafts are right: it copies its target, which generates one token for ever."""
-    folder = tmp_path_factory.mktemp("right")
-    target = write_tiny_checkpoint(folder / "target", "qwen3", layers=4, tied=False)
-    file = target / "model.safetensors"
-    tensors = load_file(file)
-    direction = torch.ones(128)
-    tensors["model.embed_tokens.weight"] += (8 * direction).bfloat16()
-    tensors["lm_head.weight"][_CONSTANT] = direction.bfloat16()
-    save_file(tensors, file, {"format": "pt"})
-    pair = _pair(target, write_tiny_drafter(folder / "head", target, silent=True))
+    pair = _pair(*write_copying_pair(tmp_path_factory.mktemp("right")))
     yield pair
     pair.plain.close()
 
@@ -134,7 +123,7 @@ def test_a_head_that_is_right_takes_few_steps(right: _Pair) -> None:
     engine = _engine(right)
     seven = lambda slots, most: np.clip(most, 0, 7).astype(np.int32)  # noqa: E731
     answers, scheduler = serve(engine, [submit], overlap=False, numbers=seven)
-    assert answers[submit.id].tokens == [_CONSTANT] * 9
+    assert answers[submit.id].tokens == [CONSTANT] * 9
     # One of the prompt, and one with seven drafts.
     assert scheduler.counters.steps == 2
     assert scheduler.counters.accepted_draft_tokens == 7
