@@ -39,7 +39,7 @@ _JUDGED_EVERY: Final = 50
 _JUDGED_FROM: Final = 300
 _LEAST_RIGHT: Final = {300: 0.6, 500: 0.985}
 """Share of right answers at a step; with less, another seed is tried instead."""
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 6
 _VALUES: Final = 6
 """Values with which each question is judged at the end."""
 
@@ -49,7 +49,7 @@ def write_agent_checkpoints(
 ) -> dict[str, Path]:
     """Train the model, which takes one to two minutes on one core, and write one checkpoint directory for each format
     into `out`; returns them by format. All answers that judge the weights are right, which may take the next seed: at
-    most three, of 900 steps each, in up to ten minutes. With seed 3, processors without AVX-512 need 500 steps; with
+    most six, of 900 steps each, in up to twenty minutes. With seed 3, processors without AVX-512 need 500 steps; with
     seed 0 they need three attempts. The same seed gives the same weights on the same machine. `progress` is called
     with the step, the number of right answers and that of all. Raises ModelError: `not_trained`, which another seed may
     help, and `cannot_write`."""
