@@ -41,7 +41,7 @@ def test_blocks_attend_as_in_torch(lengths: tuple[int, ...], group: int) -> None
     torch.testing.assert_close(found[1], found[0], atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 12])
+@pytest.mark.parametrize("rows", [1, 3, 7])
 @pytest.mark.parametrize("captured", [True, False])
 def test_drafts_that_are_right_are_accepted(rows: int, captured: bool, tmp_path: Path) -> None:
     target, head = write_copying_pair(tmp_path, hidden=256, heads=4, kv_heads=2, head_dim=128)

@@ -230,7 +230,7 @@ def serve_case(
 def _serve_case(
     case: Case, work: Workload, checkpoint: Path, device: Device, dtype: DType
 ) -> tuple[Outcome, EngineStats]:
-    config = pool_config(case, work, checkpoint)
+    config = pool_config(case, work, checkpoint, device, dtype)
     engine = create_engine(engine_config(checkpoint, config, device, dtype))
     limits = engine.limits
     assert (limits.window, limits.num_window_pages) == (config.window, config.num_window_pages)
@@ -271,7 +271,9 @@ def _take(outcome: Outcome, output: StepOutput) -> None:
         outcome.cached[number] = cached
 
 
-def pool_config(case: Case, work: Workload, checkpoint: Path) -> SchedulerConfig:
+def pool_config(
+    case: Case, work: Workload, checkpoint: Path, device: Device = "cpu", dtype: DType = "auto"
+) -> SchedulerConfig:
     """Configuration with a pool for the case: ample, or so small that the probe is preempted in the middle of its
     answer.
 
@@ -281,14 +283,14 @@ def pool_config(case: Case, work: Workload, checkpoint: Path) -> SchedulerConfig
     ample = next(
         config
         for pages in itertools.count(needed, needed)
-        if (config := scheduler_config(case, work, pages, checkpoint)).window is None
+        if (config := scheduler_config(case, work, pages, checkpoint, device, dtype)).window is None
         or config.num_window_pages >= needed
     )
     if not case.preemption:
         return ample
     pages = _trial(work, ample).peak_pages - 1
     while pages * case.page >= work.longest:
-        config = scheduler_config(case, work, pages, checkpoint)
+        config = scheduler_config(case, work, pages, checkpoint, device, dtype)
         trial = _trial(work, config)
         if is_disturbed(trial) and trial.cached[work.probe] == cached_tokens(case):
             return config

@@ -129,8 +129,17 @@ def _sampled(asks: list[Ask]) -> list[Ask]:
     ]
 
 
-def scheduler_config(case: Case, work: Workload, num_pages: int, checkpoint: Path) -> SchedulerConfig:
-    engine = EngineConfig(model="", page_size=case.page, max_running=_OTHERS + 1, max_step_tokens=case.budget)
+def scheduler_config(
+    case: Case, work: Workload, num_pages: int, checkpoint: Path, device: Device = "cpu", dtype: DType = "auto"
+) -> SchedulerConfig:
+    engine = EngineConfig(
+        model="",
+        device=device,
+        dtype=dtype,
+        page_size=case.page,
+        max_running=_OTHERS + 1,
+        max_step_tokens=case.budget,
+    )
     layout = ModelConfig.read(checkpoint).kv_layout(engine, work.longest)
     return SchedulerConfig(
         num_pages=num_pages,
