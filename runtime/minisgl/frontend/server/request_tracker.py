@@ -20,7 +20,14 @@ from minisgl.frontend.server.held_requests import Held, HeldRequests
 from minisgl.frontend.server.known_gateways import KnownGateways
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_spans import request_spans
-from minisgl.frontend.server.response_stream import PHASES, Choice, EngineStart, Phase, ResponseStream
+from minisgl.frontend.server.response_stream import (
+    NO_STREAM,
+    PHASES,
+    Choice,
+    EngineStart,
+    Phase,
+    ResponseStream,
+)
 from minisgl.frontend.tracing.tracer import Tracer, create_tracer
 from minisgl.wire.messages import Status
 from minisgl.wire.status import ReplicaView
@@ -75,6 +82,9 @@ class RequestTracker:
         access_log.write(record, now)
         if record.trace is not None and self.tracer is not None:
             self.tracer.end(record.trace, request_spans(record, record.trace, now), now)
+        # Its scope is part of a cycle. What that holds stays until garbage is collected, while all requests wait: 25 ms
+        # with 5,000 choices.
+        record.stream = None
 
     def begin_generation(self) -> None:
         """Count a valid generation request."""
@@ -222,6 +232,8 @@ class RequestTracker:
         """The handler is done with the stream. A second call does nothing."""
         for choice in stream.choices:
             self._stop_waiting(choice)
+            # Else the two are a cycle; see `end`.
+            choice.stream = NO_STREAM
         stream.fail(ClientDisconnected())
 
     def _start(self, choice: Choice, now: float) -> None:

@@ -350,3 +350,7 @@ class ResponseStream:
     def _raise_error(self) -> None:
         if self.error is not None:
             raise self.error
+
+
+NO_STREAM: Final = ResponseStream(0.0, ())
+"""That of choices whose output nobody needs any more."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 from minisgl.frontend.config import RequestLimits
 from minisgl.frontend.errors import ApiError
 from minisgl.frontend.server.request_record import RequestRecord
 from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.wire.messages import SamplingParams, Status
 from minisgl.wire.status import ReplicaView
+from minisgl.wire.text import Finished
 from support.messages import generate_of, status_of
 
 
@@ -62,3 +66,22 @@ def _view(number: int, epoch: int) -> ReplicaView:
 def _idle() -> Status:
     """Status of an engine before its first step."""
     return status_of(num_pages=8)
+
+
+def test_the_choices_of_a_request_that_has_ended_wait_for_no_collection_of_garbage() -> None:
+    tracker = RequestTracker(RequestLimits())
+    record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
+    stream = tracker.admit(record, [generate_of(id=bytes(16), prompt="a")], 1)
+    tracker.accept(stream.choices[0], 1, 1.0)
+    end = Finished(id=bytes(16), reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=1)
+    tracker.finish(stream.choices[0], end, 2.0)
+    tracker.release(stream)
+    tracker.release(stream)
+    tracker.end(record, 3.0)
+    kept = weakref.ref(stream)
+    gc.disable()
+    try:
+        del stream
+        assert kept() is None
+    finally:
+        gc.enable()
