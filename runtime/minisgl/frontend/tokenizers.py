@@ -446,16 +446,15 @@ class _Link:
         for request_id, first in message.first_tokens.items():
             if (choice := self._choices.get(request_id)) is not None:
                 self._requests.start_at_engine(choice, first, now)
-        # Tokens that come together have one gap before them.
         rows = message.rows()
-        counts = {request_id: message.counts[row] for row, (request_id, _) in enumerate(rows)}
+        # Tokens that come together have one gap before them: the first row of a request counts those of all its rows.
+        counts = dict(zip([request_id for request_id, _ in rows], message.counts, strict=True))
         for row, (request_id, text) in enumerate(rows):
             if row and not row % _TEXTS_AT_A_TIME:
                 await asyncio.sleep(0)
                 now = loop.time()
             if (choice := self._choices.get(request_id)) is not None:
-                if (count := counts.pop(request_id, None)) is not None:
-                    self._requests.count_tokens(choice, count, now)
+                self._requests.count_tokens(choice, counts.pop(request_id, 0), now)
                 if text_only:
                     choice.stream.push(choice, text, ())
                 else:

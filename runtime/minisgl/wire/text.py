@@ -357,8 +357,8 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, tag="texts", omit_default
             raise msgspec.ValidationError("the columns of a texts message differ in length")
         if any(len(token_ids) % 4 for token_ids in self.token_ids.values()):
             raise msgspec.ValidationError("token ids of a texts message are not int32")
-        step = REQUEST_ID_BYTES
-        return [(self.ids[i * step : (i + 1) * step], text) for i, text in enumerate(self.texts)]
+        ids = [self.ids[start : start + REQUEST_ID_BYTES] for start in range(0, len(self.ids), REQUEST_ID_BYTES)]
+        return list(zip(ids, self.texts, strict=True))
 
 
 class TextFailed(msgspec.Struct, frozen=True, kw_only=True, tag="text_failed"):

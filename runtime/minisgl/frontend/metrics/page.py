@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final
@@ -73,8 +74,9 @@ class Page:
         return ("\n".join(self._lines) + "\n").encode()
 
 
+@functools.lru_cache(16)
 def _histogram_template(name: str, labels: str, edges: tuple[float, ...]) -> str:
-    """Return the lines of a histogram with `%s` in the place of its values."""
+    """Return the lines of a histogram with `%s` in the place of its values. Those of the engine's are kept here."""
     begins = [f'{name}_bucket{{{labels},le="{edge}"}}' for edge in (*edges, "+Inf")]
     begins += [f"{name}_count{{{labels}}}", f"{name}_sum{{{labels}}}"]
     return "\n".join(begin.replace("%", "%%") + " %s" for begin in begins)
