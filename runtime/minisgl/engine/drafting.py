@@ -24,10 +24,10 @@ from minisgl.models.decoder import Decoder
 from minisgl.models.drafter import Drafter, DrafterConfig
 from minisgl.wire.messages import MOST_DRAFTS
 
-MOST_DRAFTED_ROWS: Final = 128
+MOST_DRAFTED_ROWS: Final = 64
 """Most rows of a step behind which the head runs. For more it computes about as much as the model itself."""
 
-_WARM_UP_ROWS: Final = (*range(1, 18), 32, 48, 64, 96, MOST_DRAFTED_ROWS)
+_WARM_UP_ROWS: Final = (*range(1, 18), 32, 48, MOST_DRAFTED_ROWS)
 """Rows of passes that launch all kernels: products have others by their rows."""
 
 
