@@ -9,15 +9,13 @@ replay with as many pages and a checkpoint of the states at each of them, in mem
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from chat_trace import BLOCK, chat_trace
-from minisgl import bench
+from minisgl.bench.builtin_configs import BUILTIN_CONFIGS
 from minisgl.config import EngineConfig, SchedulerConfig
 from minisgl.engine.interface import EngineLimits
 from minisgl.models.config import ModelConfig
@@ -44,7 +42,7 @@ class _Engine(StubEngine):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen3.6-27b", help="a built-in configuration")
+    parser.add_argument("--model", default="qwen3.6-27b", choices=BUILTIN_CONFIGS, help="a built-in configuration")
     parser.add_argument("--gib", type=int, default=80, help="memory for pages and states")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--requests", type=int, default=300)
@@ -59,7 +57,7 @@ def main() -> None:
 
 def scheduler_config(model: str, available: int, rows: int) -> SchedulerConfig:
     """Sizes of an engine with so many bytes for pages and states."""
-    config = ModelConfig.parse(json.loads((Path(bench.__file__).parent / "configs" / f"{model}.json").read_text()))
+    config = ModelConfig.parse(BUILTIN_CONFIGS[model])
     engine = EngineConfig(model="", device="cuda", max_running=rows)
     layout = config.kv_layout(engine, MAX_MODEL_LEN)
     pages = layout.pages_for(available).full
