@@ -99,13 +99,14 @@ def check_states(scheduler: Scheduler, rows: list[int]) -> None:
     checkpoints = cache.checkpoints
     assert checkpoints is not None
     cached = {node.checkpoint: node for node in cache.nodes() if node.checkpoint != NO_CHECKPOINT}
-    assert cached == checkpoints._prefixes and cached.keys() == checkpoints._values.keys(), "cache and pool disagree"
+    assert cached == {number: kept.prefix for number, kept in checkpoints._kept.items()}, "cache and pool disagree"
     assert all(cache.resumable(node)[1] * cache.page_size % states.block == 0 for node in cached.values())
     held = []
     for slot, row in enumerate(states._rows):
         own = [*row.saved.values(), *([row.answer] if row.answer != NO_CHECKPOINT else [])]
         assert slot in rows or not own, "a row that is not in use holds checkpoints"
         held += own
+    assert sorted(held) == sorted(checkpoints._taken), "rows and pool disagree"
     every = sorted([*checkpoints._free, *cached, *held, *checkpoints._spare])
     unused = [
         checkpoint

@@ -38,6 +38,21 @@ class _Kind:
         return (self.uses + _DOUBT * self.guess) / (self.saves + _DOUBT)
 
 
+class _Kept:
+    """The checkpoint of a cached prefix."""
+
+    __slots__ = ("kind", "prefix", "used_at", "uses", "value")
+
+    def __init__(self, prefix: Prefix, kind: _Kind) -> None:
+        self.prefix = prefix
+        self.kind = kind
+        self.uses = 0
+        self.used_at = 0.0
+        """Value of the last checkpoint that went when this one was used last."""
+        self.value = 0.0
+        """As of its last use: it has grown if the checkpoint before it went, and shrunk if one was saved between."""
+
+
 class Checkpoints:
     """Each one is free, of a row, or of a cached prefix. When there is no free one, the least valuable one of a prefix
     is freed: GreedyDual, with the pages that a request would compute again without it as its value, so that it ages
@@ -59,19 +74,13 @@ class Checkpoints:
         self._free = list(range(count - 1, -1, -1))
         self._spare = [checkpoint for slot in reversed(range(rows)) for checkpoint in self.at_row(slot)]
         """Those at rows that are not in use which no prefix has."""
-        self._prefixes: dict[int, Prefix] = {}
+        self._kept: dict[int, _Kept] = {}
         self._kinds: dict[int, _Kind] = {}
         self._every_kind = _Kind(_LIKELY)
-        self._kind_of: dict[int, int] = {}
-        """Kinds of those that are not free."""
-        self._values: dict[int, float] = {}
-        """As of its last use: it has grown if the checkpoint before it went, and shrunk if one was saved between."""
+        self._taken: dict[int, _Kind] = {}
+        """Kinds of those of rows."""
         self._heaps: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
-        """Values with their checkpoints, and those at rows; an entry that differs from `_values` is stale."""
-        self._uses: dict[int, int] = {}
-        """Times that each was used."""
-        self._used: dict[int, float] = {}
-        """Value of the last one that went when each was used last."""
+        """Values with their checkpoints, and those at rows; an entry with another value than its own is stale."""
         self._age = 0.0
         self._freed: list[int] | None = [] if audit else None
         self._moves: list[tuple[int, int]] = []
@@ -94,20 +103,24 @@ class Checkpoints:
             if (least := self._least(0)) == NO_CHECKPOINT:
                 return NO_CHECKPOINT
             other = NO_CHECKPOINT if self._spare else self._least(1)
-            if other != NO_CHECKPOINT and self._values[other] < self._values[least]:
+            if other != NO_CHECKPOINT and self._kept[other].value < self._kept[least].value:
                 self._drop_least(other)
             if self._spare:
                 self._move(least, self._spare.pop())
             else:
                 self._drop_least(least)
         checkpoint = self._free.pop()
-        self._kind_of[checkpoint] = kind
         if kind not in self._kinds:
             self._kinds[kind] = _Kind(_UNLIKELY if kind > 0 else _LIKELY)
+        self._taken[checkpoint] = self._kinds[kind]
         return checkpoint
 
     def give_back(self, checkpoint: int) -> None:
-        """Free a checkpoint."""
+        """Free the checkpoint of a row."""
+        del self._taken[checkpoint]
+        self._free_one(checkpoint)
+
+    def _free_one(self, checkpoint: int) -> None:
         if checkpoint < 0:
             self._spare.append(checkpoint)
             return
@@ -119,28 +132,28 @@ class Checkpoints:
         """Give the checkpoint of a row to a cached prefix, which has none."""
         assert prefix.checkpoint == NO_CHECKPOINT
         prefix.checkpoint = checkpoint
-        self._prefixes[checkpoint] = prefix
-        self._uses[checkpoint] = 0
-        for kind in (self._kinds[self._kind_of[checkpoint]], self._every_kind):
+        kept = self._kept[checkpoint] = _Kept(prefix, self._taken.pop(checkpoint))
+        for kind in (kept.kind, self._every_kind):
             kind.saves += 1
         if self._every_kind.saves >= _MOST_SAVES:
             for kind in (*self._kinds.values(), self._every_kind):
                 kind.saves, kind.uses = kind.saves / 2, kind.uses / 2
-        self._renew(prefix)
+        self._renew(checkpoint)
 
     def use(self, prefix: Prefix) -> None:
         """Count a use of the checkpoint of `prefix`."""
-        for kind in (self._kinds[self._kind_of[prefix.checkpoint]], self._every_kind):
+        kept = self._kept[prefix.checkpoint]
+        for kind in (kept.kind, self._every_kind):
             kind.uses += 1
-        self._uses[prefix.checkpoint] += 1
-        self._renew(prefix)
+        kept.uses += 1
+        self._renew(prefix.checkpoint)
 
     def drop(self, prefix: Prefix) -> None:
         """Free the checkpoint of a cached prefix, if it has one."""
         checkpoint, prefix.checkpoint = prefix.checkpoint, NO_CHECKPOINT
         if checkpoint != NO_CHECKPOINT:
-            del self._prefixes[checkpoint], self._values[checkpoint], self._used[checkpoint]
-            self.give_back(checkpoint)
+            del self._kept[checkpoint]
+            self._free_one(checkpoint)
 
     def next_row(self) -> int:
         """The row not in use whose place is worth least."""
@@ -150,8 +163,8 @@ class Checkpoints:
         """A row is in use from now on."""
         self._unused.remove(slot)
         for checkpoint in self.at_row(slot):
-            if (prefix := self._prefixes.get(checkpoint)) is not None:
-                self.drop(prefix)
+            if (kept := self._kept.get(checkpoint)) is not None:
+                self.drop(kept.prefix)
             self._spare.remove(checkpoint)
 
     def vacate(self, slot: int) -> None:
@@ -165,55 +178,55 @@ class Checkpoints:
         return moves
 
     def _value_at(self, slot: int) -> float:
-        return sum(self._values[checkpoint] for checkpoint in self.at_row(slot) if checkpoint in self._values)
+        return sum(self._kept[checkpoint].value for checkpoint in self.at_row(slot) if checkpoint in self._kept)
 
-    def _renew(self, prefix: Prefix) -> None:
-        self._used[prefix.checkpoint] = self._age
-        self._set_value(prefix.checkpoint, self._age + self._worth(prefix))
+    def _renew(self, checkpoint: int) -> None:
+        kept = self._kept[checkpoint]
+        kept.used_at = self._age
+        self._set_value(checkpoint, self._age + self._worth(kept))
 
-    def _worth(self, prefix: Prefix) -> float:
+    def _worth(self, kept: _Kept) -> float:
         """Pages that a checkpoint will probably save."""
-        kind = self._kinds[self._kind_of[prefix.checkpoint]]
-        uses = 1 + self._uses[prefix.checkpoint]
-        return prefix.saved_pages() * uses * kind.odds / self._every_kind.odds
+        return kept.prefix.saved_pages() * (1 + kept.uses) * kept.kind.odds / self._every_kind.odds
 
     def _least(self, at_rows: int) -> int:
         """The least valuable one of a prefix, of those at rows or of the others."""
         heap = self._heaps[at_rows]
         while heap:
             stored, least = heap[0]
-            if self._values.get(least) != stored:
+            kept = self._kept.get(least)
+            if kept is None or kept.value != stored:
                 heapq.heappop(heap)
                 continue
-            value = self._used[least] + self._worth(self._prefixes[least])
+            value = kept.used_at + self._worth(kept)
             if value <= stored:
                 # Lower values are found as they are: they must not make others older.
-                self._values[least] = value
+                kept.value = value
                 heapq.heapreplace(heap, (value, least))
                 return least
             self._set_value(least, value)
         return NO_CHECKPOINT
 
     def _drop_least(self, checkpoint: int) -> None:
-        self._age = max(self._age, self._values[checkpoint])
-        self.drop(self._prefixes[checkpoint])
+        kept = self._kept[checkpoint]
+        self._age = max(self._age, kept.value)
+        self.drop(kept.prefix)
 
     def _move(self, checkpoint: int, to: int) -> None:
-        prefix, used, value = self._prefixes[checkpoint], self._used[checkpoint], self._values[checkpoint]
-        self._kind_of[to], self._uses[to] = self._kind_of[checkpoint], self._uses[checkpoint]
-        self.drop(prefix)
-        prefix.checkpoint = to
-        self._prefixes[to], self._used[to] = prefix, used
-        self._set_value(to, value)
+        kept = self._kept[checkpoint]
+        self.drop(kept.prefix)
+        kept.prefix.checkpoint = to
+        self._kept[to] = kept
+        self._set_value(to, kept.value)
         self._moves.append((checkpoint, to))
 
     def _set_value(self, checkpoint: int, value: float) -> None:
-        self._values[checkpoint] = value
+        self._kept[checkpoint].value = value
         at_rows = checkpoint < 0
         heap = self._heaps[at_rows]
         heapq.heappush(heap, (value, checkpoint))
-        if len(heap) > 2 * len(self._values) + 64:
-            heap[:] = [(value, other) for other, value in self._values.items() if (other < 0) is at_rows]
+        if len(heap) > 2 * len(self._kept) + 64:
+            heap[:] = [(kept.value, other) for other, kept in self._kept.items() if (other < 0) is at_rows]
             heapq.heapify(heap)
 
     def take_freed(self) -> list[int]:
