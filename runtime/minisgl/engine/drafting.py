@@ -8,9 +8,7 @@ from typing import Final
 
 import torch
 
-from minisgl.attention.backend import AttentionShape
 from minisgl.attention.batch import PagedKV
-from minisgl.attention.select import KVGroup
 from minisgl.engine.sampler import Sampler
 from minisgl.engine.tables import Tables
 from minisgl.kernels.attention.block_attention import block_attention
@@ -21,7 +19,7 @@ from minisgl.kernels.attention.stored_kv import put
 from minisgl.kernels.speculation.row_text_tables import NO_TOKEN
 from minisgl.kernels.speculation.step_rows import SampledRows
 from minisgl.models.decoder import Decoder
-from minisgl.models.drafter import Drafter, DrafterConfig
+from minisgl.models.drafter import Drafter
 from minisgl.wire.messages import MOST_DRAFTS
 
 MOST_DRAFTED_ROWS: Final = 64
@@ -53,19 +51,6 @@ class _BlockAttention:
         k = rotate_queries(k, replace(rotation, q_gain=rotation.k_gain))
         pool = self.kv.keys[layer], self.kv.values[layer]
         return block_attention(q, k, v, *pool, self.contexts, self.scale).flatten(1)
-
-
-def context_group(of: DrafterConfig, target: AttentionShape) -> KVGroup:
-    """Contexts of a draft head beside the pages of its target."""
-    attention = of.attention
-    shape = replace(
-        target,
-        query_heads=attention.num_heads,
-        kv_heads=attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        kv_dtype=None,
-    )
-    return KVGroup(shape, tuple(range(of.model.num_layers)))
 
 
 class Drafting:
@@ -115,10 +100,12 @@ class Drafting:
         texts.texts[places] = torch.where(is_predicted, texts.texts[places], drafts)
 
     def warm_up(self, sampler: Sampler) -> None:
-        """Launch the kernels of passes of all sizes, with the dummy slot."""
-        dummy = torch.full((MOST_DRAFTED_ROWS,), self._tables.dummy_slot, dtype=torch.int32, device=self._device)
+        """Launch the kernels of passes of all sizes that steps have, with the dummy slot."""
+        # Slots of requests come before it.
+        slot = self._tables.dummy_slot
+        dummy = torch.full((min(MOST_DRAFTED_ROWS, slot),), slot, dtype=torch.int32, device=self._device)
         with torch.inference_mode():
-            for count in _WARM_UP_ROWS:
+            for count in sorted({min(count, len(dummy)) for count in _WARM_UP_ROWS}):
                 rows = dummy[:count]
                 self.draft(SampledRows(rows, rows, rows), sampler)
 

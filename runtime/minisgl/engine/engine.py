@@ -18,7 +18,7 @@ from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
-from minisgl.engine.drafting import MOST_DRAFTED_ROWS, Drafting, context_group
+from minisgl.engine.drafting import MOST_DRAFTED_ROWS
 from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
@@ -26,6 +26,7 @@ from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.sampler import sampling_bytes
 from minisgl.engine.start import kv_pool
 from minisgl.engine.start.clock import StartClock
+from minisgl.engine.start.draft_head import context_group, new_drafting
 from minisgl.engine.start.dummy_steps import StepLimits, decode_rows, measure_step, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import text_plans, warm_up_plans
 from minisgl.errors import EngineError
@@ -578,10 +579,7 @@ class _EngineBuilder:
         )
         drafting = None
         if self._drafter is not None:
-            drafter_groups = self._drafter_groups()
-            scales = [KVScales()] * len(drafter_groups[0].layers)
-            contexts = kv_pool.allocate(drafter_groups, scales=scales, pages=pages, audit=config.audit)
-            drafting = Drafting(self._drafter, model, contexts.groups[0], tables)
+            drafting = new_drafting(self._drafter, model, self._shape, tables, pages, audit=config.audit)
         return Runner(model, self._parallel, kv, tables, self._attention.over(kv), self._states, drafting)
 
 

@@ -17,10 +17,11 @@ from minisgl.config import EngineConfig
 from minisgl.distributed.one_shot import OneShotAllReduce, one_shot_capacity
 from minisgl.distributed.tensor_parallel import TensorParallel
 from minisgl.engine import pooling_engine
-from minisgl.engine.drafting import Drafting, context_group
+from minisgl.engine.drafting import Drafting
 from minisgl.engine.pooling_engine import PackedTexts
 from minisgl.engine.runner import Runner, attention_shapes
 from minisgl.engine.start import kv_pool
+from minisgl.engine.start.draft_head import new_drafting
 from minisgl.engine.start.dummy_steps import decode_rows, run_eagerly, step_limits
 from minisgl.engine.start.warm_up import text_plans, warm_up_plans
 from minisgl.engine.tables import Tables
@@ -94,13 +95,11 @@ def rehearsal_runner(
 
 
 def _drafting(of: DrafterConfig, target: Decoder, pages: PoolPages, tables: Tables, shape: AttentionShape) -> Drafting:
-    group = context_group(of, shape)
-    contexts = kv_pool.allocate([group], scales=[KVScales()] * len(group.layers), pages=pages, audit=False)
     dtype = target.parameters.dtype
     drafter = Drafter(of, TensorParallel(device=_DEVICE), dtype, _DEVICE, shape.pages_per_row * shape.page_size)
     # The target may have few of its layers.
     target.tapped = (-1,) * len(of.target_layers)
-    return Drafting(drafter, target, contexts.groups[0], tables)
+    return new_drafting(drafter, target, shape, tables, pages, audit=False)
 
 
 @contextmanager
