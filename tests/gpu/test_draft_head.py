@@ -17,6 +17,7 @@ from minisgl.scheduler.scheduler import Scheduler
 from support.engines import create_engine
 from support.messages import submit_of
 from support.numerics.gpu_engine import engine_config
+from support.speculation import same_number
 from support.tiny_drafter import CONSTANT, write_copying_pair
 
 
@@ -50,7 +51,7 @@ def test_drafts_that_are_right_are_accepted(rows: int, captured: bool, tmp_path:
     engine = create_engine(config)
     assert isinstance(engine, CudaEngine)
     scheduler = Scheduler(scheduler_config(config, engine.limits))
-    scheduler.drafts._numbers = lambda slots, most: np.clip(most, 0, 7).astype(np.int32)  # type: ignore[method-assign]
+    scheduler.drafts._numbers = same_number(7)  # type: ignore[method-assign, assignment]
     loop = StepLoop(scheduler, engine)
     for row in range(rows):
         prompt = np.random.default_rng(row).permutation(500)[: 20 + 30 * row].astype(np.int32)

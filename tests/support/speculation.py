@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -97,6 +98,29 @@ def serve(
             if len(answers[request_id].tokens) >= most:
                 scheduler.abort(request_id)
     return answers, scheduler
+
+
+def same_number(count: int) -> Callable[[IntArray, IntArray], IntArray]:
+    """`numbers` of `serve`: so many drafts of each row."""
+    return lambda slots, most: np.clip(most, 0, count).astype(np.int32)
+
+
+def random_numbers(random: np.random.Generator) -> Callable[[IntArray, IntArray], IntArray]:
+    """`numbers` of `serve`: any number of drafts of each row."""
+    return lambda slots, most: random.integers(0, np.maximum(most, 0) + 1, dtype=np.int32)
+
+
+def check_answers(
+    requests: list[Submit], found: dict[bytes, Answer], expected: dict[bytes, Answer], aborted: Collection[bytes]
+) -> None:
+    """Check that the answers to all requests are the `expected` ones; those to `aborted` ones may end early."""
+    for submit in requests:
+        answer, known = found[submit.id], expected[submit.id]
+        if submit.id in aborted and answer.finish is None:
+            assert answer.tokens == known.tokens[: len(answer.tokens)]
+        else:
+            assert (answer.tokens, answer.finish) == (known.tokens, known.finish)
+            assert answer.scores == pytest.approx(known.scores, abs=1e-4)
 
 
 @st.composite

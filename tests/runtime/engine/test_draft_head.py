@@ -25,7 +25,15 @@ from minisgl.toy.tiny import write_tiny_checkpoint
 from minisgl.wire.messages import MOST_DRAFTS, Submit
 from support.dflash import reference_logits
 from support.messages import submit_of
-from support.speculation import engine_of, requests_to_draft, serve, with_prediction
+from support.speculation import (
+    check_answers,
+    engine_of,
+    random_numbers,
+    requests_to_draft,
+    same_number,
+    serve,
+    with_prediction,
+)
 from support.tiny_drafter import CONSTANT, drafter_config, write_copying_pair, write_tiny_drafter
 
 _EXAMPLES = int(os.environ.get("DRAFT_EXAMPLES", "6"))
@@ -96,23 +104,15 @@ def test_a_head_changes_no_answer(
     if predicts:
         requests = [with_prediction(each, expected[each.id].tokens, 0.3, random) for each in requests]
     numbers = None
-    if fixed == "random":
-        numbers = lambda slots, most: random.integers(0, np.maximum(most, 0) + 1, dtype=np.int32)  # noqa: E731
-    elif fixed is not None:
-        numbers = lambda slots, most: np.clip(most, 0, int(fixed)).astype(np.int32)  # noqa: E731
+    if fixed is not None:
+        numbers = same_number(fixed) if isinstance(fixed, int) else random_numbers(random)
     engine = _engine(pair, num_pages=pages * 4 // page_size, page_size=page_size)
     assert engine.runner.drafting is not None
     engine.runner.drafting.most_rows = most_rows
     aborted = {each.id: int(random.integers(1, 20)) for each in requests[:aborts]}
     answers, scheduler = serve(engine, requests, overlap=overlap, numbers=numbers, aborted=aborted)
     engine.close()
-    for submit in requests:
-        known, found = expected[submit.id], answers[submit.id]
-        if submit.id in aborted and found.finish is None:
-            assert found.tokens == known.tokens[: len(found.tokens)]
-        else:
-            assert (found.tokens, found.finish) == (known.tokens, known.finish)
-            assert found.scores == pytest.approx(known.scores, abs=1e-4)
+    check_answers(requests, answers, expected, aborted)
     assert scheduler.pages.used == 0
 
 
@@ -121,8 +121,7 @@ def test_a_head_that_is_right_takes_few_steps(right: _Pair) -> None:
     prompt = np.arange(5, 25, dtype=np.int32).tobytes()
     submit = submit_of(id=b"1" * 16, prompt=prompt, max_tokens=9, temperature=0.0, seed=0, ignore_eos=True)
     engine = _engine(right)
-    seven = lambda slots, most: np.clip(most, 0, 7).astype(np.int32)  # noqa: E731
-    answers, scheduler = serve(engine, [submit], overlap=False, numbers=seven)
+    answers, scheduler = serve(engine, [submit], overlap=False, numbers=same_number(7))
     assert answers[submit.id].tokens == [CONSTANT] * 9
     # One of the prompt, and one with seven drafts.
     assert scheduler.counters.steps == 2
@@ -163,9 +162,8 @@ def test_drafts_are_those_of_the_checkpoint(wrong: _Pair) -> None:
     second = submit_of(
         id=b"2" * 16, prompt=prompt[:30].tobytes(), max_tokens=12, temperature=0.0, seed=0, ignore_eos=True
     )
-    three = lambda slots, most: np.clip(most, 0, 3).astype(np.int32)  # noqa: E731
     for each in (first, second):
-        serve(engine, [each], numbers=three)
+        serve(engine, [each], numbers=same_number(3))
     engine.close()
     assert len(found) > 25
     for each in found[::4]:

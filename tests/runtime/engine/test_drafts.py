@@ -19,7 +19,16 @@ from minisgl.engine.start.warm_up import warm_up_plans
 from minisgl.errors import EngineError
 from minisgl.wire.messages import Submit
 from support.messages import submit_of
-from support.speculation import MAX_MODEL_LEN, engine_of, requests_to_draft, serve, with_prediction
+from support.speculation import (
+    MAX_MODEL_LEN,
+    check_answers,
+    engine_of,
+    random_numbers,
+    requests_to_draft,
+    same_number,
+    serve,
+    with_prediction,
+)
 from support.tiny_checkpoint import tiny_checkpoint
 
 _EXAMPLES: Final = int(os.environ.get("DRAFT_EXAMPLES", "8"))
@@ -57,21 +66,13 @@ def test_drafts_change_no_answer(
     if wrong is not None:
         requests = [with_prediction(each, expected[each.id].tokens, wrong, random) for each in requests]
     numbers = None
-    if fixed == "random":
-        numbers = lambda slots, most: random.integers(0, np.maximum(most, 0) + 1, dtype=np.int32)  # noqa: E731
-    elif fixed is not None:
-        numbers = lambda slots, most: np.clip(most, 0, int(fixed)).astype(np.int32)  # noqa: E731
+    if fixed is not None:
+        numbers = same_number(fixed) if isinstance(fixed, int) else random_numbers(random)
     engine = engine_of("ngram", num_pages=pages * 4 // page_size, page_size=page_size)
     aborted = {each.id: int(random.integers(1, 20)) for each in requests[:aborts]}
     answers, scheduler = serve(engine, requests, overlap=overlap, numbers=numbers, aborted=aborted)
     engine.close()
-    for submit in requests:
-        known, found = expected[submit.id], answers[submit.id]
-        if submit.id in aborted and found.finish is None:
-            assert found.tokens == known.tokens[: len(found.tokens)]
-        else:
-            assert (found.tokens, found.finish) == (known.tokens, known.finish)
-            assert found.scores == pytest.approx(known.scores, abs=1e-4)
+    check_answers(requests, answers, expected, aborted)
     assert scheduler.pages.used == 0
 
 
