@@ -19,7 +19,14 @@ from minisgl.engine.batch import StepSize
 from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.engine.cuda_engine import CudaEngine
 from minisgl.engine.drafting import MOST_DRAFTED_ROWS
-from minisgl.engine.graphs.sizes import cascade_sizes, graph_sizes, launch_bound_tokens, prefill_sizes, text_sizes
+from minisgl.engine.graphs.sizes import (
+    FEWEST_PROMPTS,
+    cascade_sizes,
+    graph_sizes,
+    launch_bound_tokens,
+    prefill_sizes,
+    text_sizes,
+)
 from minisgl.engine.interface import EngineLimits, EngineStats
 from minisgl.engine.pooling_engine import PackedTexts, PagedTexts, PoolingEngine
 from minisgl.engine.runner import Runner, attention_shapes
@@ -477,7 +484,11 @@ class _EngineBuilder:
         limits = self._config.cuda_graph_max_tokens, self._config.max_step_tokens
         # The padding of a step may be one segment of all its tokens, which has as many positions.
         most = min(most, *limits, self._max_model_len, most_keys)
-        return prefill_sizes(min(self._largest_graph, self._config.max_running), most, self._config.max_step_tokens)
+        rows, budget = min(self._largest_graph, self._config.max_running), self._config.max_step_tokens
+        if self._model_config.recurrences:
+            # Their prompts are computed in chunks, of which a step is padded to two more for each prompt.
+            return prefill_sizes(rows, most, budget, most_prompts=FEWEST_PROMPTS)
+        return prefill_sizes(rows, most, budget)
 
     def _text_sizes(self) -> list[StepSize]:
         """Sizes of the steps of texts that are captured."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from minisgl.config import EngineSizes, Task
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from minisgl.wire.status import DataTypes
+
+MOST_PROMPTS: Final = 128
+"""Prompts of a step for which an engine that generates captures steps: more wait for the next one."""
 
 
 class EngineLimits(EngineSizes, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from minisgl.config import SchedulerConfig
+from minisgl.engine.interface import MOST_PROMPTS
 from minisgl.errors import CodedError
 from minisgl.scheduler.admission import Admission
 from minisgl.scheduler.compiling import ConstraintCompiler
@@ -536,7 +537,10 @@ class Scheduler:
         """Budget of a step's prompts. The step is kept short when a client waits for the next token of a decode row;
         it may take longer the more prompts wait for each of these, and the longer all of them will take."""
         config = self.config
-        budget = TokenBudget(max(config.max_step_tokens - len(decode), 1), len(decode), config.step_graphs)
+        # Texts that are pooled have captured steps for any number of them.
+        most_prompts = MOST_PROMPTS if config.pooling is None else config.max_running
+        left = max(config.max_step_tokens - len(decode), 1)
+        budget = TokenBudget(left, len(decode), config.step_graphs, most_prompts)
         if config.target_itl_ms and np.count_nonzero(self.table.streams.take(decode)):
             context = int(positions.sum(dtype=np.int64))
             waiting = len(self.queue) + len(self.table.in_prefill) - 1

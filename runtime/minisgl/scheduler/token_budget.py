@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from minisgl.engine.interface import MOST_PROMPTS
 from minisgl.scheduler.step_times import StepCosts, StepGraphs, StepTimes, StepWork, full_prompt_tokens, padded_tokens
 
 LEAST_TOKENS: Final = 64
@@ -22,9 +23,12 @@ LEAST_CHUNK: Final = 32
 class TokenBudget:
     """Prompt tokens that still fit into a step, by their number and by the time that they take."""
 
-    def __init__(self, tokens: int, decode_rows: int = 0, graphs: StepGraphs = ()) -> None:
-        """At most `tokens` beside `decode_rows`."""
+    def __init__(
+        self, tokens: int, decode_rows: int = 0, graphs: StepGraphs = (), most_prompts: int = MOST_PROMPTS
+    ) -> None:
+        """At most `tokens` of `most_prompts` beside `decode_rows`."""
         self._left = tokens
+        self._prompts_left = most_prompts
         self._granted = 0
         self._rows = decode_rows
         self._graphs = graphs
@@ -58,8 +62,10 @@ class TokenBudget:
     @property
     def is_spent(self) -> bool:
         """True when no further prompt should begin."""
-        if self._left <= 0 or self._costs is None or self._granted < self._least:
-            return self._left <= 0
+        if self._left <= 0 or not self._prompts_left:
+            return True
+        if self._costs is None or self._granted < self._least:
+            return False
         return self._full(self._costs, 0) - self._granted < LEAST_CHUNK
 
     def grant(self, start: int, wanted: int) -> int:
@@ -73,6 +79,7 @@ class TokenBudget:
             self._seconds -= self._costs.pair * granted * (start + granted / 2)
         self._left -= granted
         self._granted += granted
+        self._prompts_left -= granted > 0
         return granted
 
     def _full(self, costs: StepCosts, start: int) -> int:

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minisgl.engine.batch import StepSize
 from minisgl.engine.graphs.sizes import (
-    PREFILL_SEGMENTS,
+    FEWEST_PROMPTS,
     cascade_sizes,
     fitting_size,
     graph_sizes,
@@ -14,6 +13,7 @@ from minisgl.engine.graphs.sizes import (
     prefill_sizes,
     text_sizes,
 )
+from minisgl.engine.interface import MOST_PROMPTS
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import SharedPrefix
 from support.plans import Segment, make_plan
@@ -82,6 +82,19 @@ def test_a_step_of_the_whole_budget_has_a_graph_for_all_rows_and_many_prompts() 
     assert all(size.tokens < 8192 for size in prefill_sizes(256, 8191, 8192))
 
 
+def test_many_short_prompts_are_padded_little() -> None:
+    sizes = prefill_sizes(256, 8192, 8192)
+    for prompts in range(1, MOST_PROMPTS + 1):
+        for rows in (0, 30, 256):
+            size = fitting_size(sizes, _plan(rows, *[(0, 5)] * prompts), most_keys=32_768)
+            assert size is not None and size.tokens <= 2 * 5 * prompts + 512
+
+
+def test_steps_of_states_have_few_prompts() -> None:
+    sizes = prefill_sizes(256, 8192, 8192, most_prompts=FEWEST_PROMPTS)
+    assert {size.segments for size in sizes} == {FEWEST_PROMPTS}
+
+
 def test_small_models_have_graphs_for_more_tokens() -> None:
     assert launch_bound_tokens(28, 440_000_000) > 5 * launch_bound_tokens(40, 13_200_000_000) > 5 * 1024
 
@@ -99,15 +112,20 @@ def test_small_models_have_graphs_for_more_tokens() -> None:
         (_plan(2, (0, 300)), (32, 352)),
         (_plan(0, (0, 300)), (0, 384)),
         (_plan(2, (0, 993)), None),
-        (_plan(0, *[(0, 1)] * PREFILL_SEGMENTS), (0, 8)),
-        (_plan(0, *[(0, 1)] * (PREFILL_SEGMENTS + 1)), None),
+        (_plan(0, *[(0, 1)] * FEWEST_PROMPTS), (0, 8)),
+        (_plan(0, *[(0, 1)] * (FEWEST_PROMPTS + 1)), (0, 128)),
+        (_plan(0, *[(0, 5)] * 16), (0, 128)),
+        (_plan(200, *[(0, 5)] * 16), (256, 128)),
+        (_plan(0, *[(0, 5)] * MOST_PROMPTS), (0, 1024)),
+        (_plan(0, *[(0, 5)] * (MOST_PROMPTS + 1)), None),
         (_plan(0, (1990, 8)), (0, 8)),
         (_plan(0, (1990, 11)), None),
     ],
 )
 def test_a_step_gets_the_smallest_size_that_fits(plan: StepPlan, size: tuple[int, int] | None) -> None:
     sizes = [size for size in prefill_sizes(256, 1280, 8192) if size.prefix]
-    assert fitting_size(sizes, plan, most_keys=2000) == (None if size is None else StepSize(*size, PREFILL_SEGMENTS))
+    found = fitting_size(sizes, plan, most_keys=2000)
+    assert (found and (found.decode, found.tokens)) == size
 
 
 def test_only_long_shared_prefixes_of_many_rows_save_more_than_a_graph() -> None:

@@ -87,9 +87,9 @@ def test_others_are_captured_once_for_their_first_step(graphs: StepGraphs, calls
     assert [found(graphs, decode(rows)) for rows in (9, 10, 24, 12)] == [StepSize(size) for size in (12, 12, 24, 12)]
     assert calls == ["before", StepSize(12)]
     prompt = make_plan(0, prefill=[Segment(0, 0, np.arange(100).tolist())])
-    assert found(graphs, prompt) == found(graphs, prompt) == StepSize(0, 128, 8, prefix=False)
+    assert found(graphs, prompt) == found(graphs, prompt) == StepSize(0, 128, 16, prefix=False)
     assert found(graphs, decode(2, 2000)) == StepSize(2) and found(graphs, decode(25)) is None
-    assert calls[2:] == ["before", StepSize(0, 128, 8, prefix=False), "before", StepSize(2)]
+    assert calls[2:] == ["before", StepSize(0, 128, 16, prefix=False), "before", StepSize(2)]
     assert graphs.count == 6
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from typing import Final
 
 from minisgl.engine.batch import StepSize
+from minisgl.engine.interface import MOST_PROMPTS
 from minisgl.wire.plan import StepPlan
 from minisgl.wire.shared_prefixes import decode_prefixes
 
-PREFILL_SEGMENTS: Final = 8
-"""Most prompts of a captured step, but for the largest one."""
-_FULL_STEP_SEGMENTS: Final = 64
-"""Most prompts of a captured step that takes the whole token budget."""
+FEWEST_PROMPTS: Final = 8
+"""Prompts for which every captured step has room."""
+_TOKENS_A_PROMPT: Final = 8
+"""Larger steps have room for a prompt for so many of their tokens: without it many short prompts would be padded to the
+whole token budget, or launched kernel by kernel."""
 
 _ALONE_TOKENS: Final = (8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1536, 2048, 3072, 4096, 6144)
 """Prompt tokens of captured steps without decode rows. Every size costs a capture."""
@@ -67,24 +69,28 @@ def prefers_cascade(plan: StepPlan, page_bytes: int) -> bool:
     return saved_pages * page_bytes > _LAUNCH_SECONDS * _BYTES_PER_SECOND
 
 
-def prefill_sizes(most_rows: int, most_tokens: int, budget: int) -> list[StepSize]:
-    """Sizes of captured steps with prompts, alone and beside up to `most_rows` decode rows, of up to `most_tokens`
-    prompt tokens and decode rows in all; the smallest first.
+def prefill_sizes(most_rows: int, most_tokens: int, budget: int, *, most_prompts: int = MOST_PROMPTS) -> list[StepSize]:
+    """Sizes of captured steps with up to `most_prompts` prompts, alone and beside up to `most_rows` decode rows, of up
+    to `most_tokens` prompt tokens and decode rows in all; the smallest first.
 
     Where `most_tokens` is the whole token `budget` of a step, the last size is that of the steps of many waiting
     prompts, which all take the whole budget."""
     if not most_rows:
         return []
     few, *many = sorted({*(rows for rows in _MIXED_ROWS if rows < most_rows), most_rows})
+
+    def size(rows: int, tokens: int, *, prefix: bool = True) -> StepSize:
+        return StepSize(rows, tokens, min(max(tokens // _TOKENS_A_PROMPT, FEWEST_PROMPTS), most_prompts), prefix)
+
     sizes = {
-        *(StepSize(0, tokens, PREFILL_SEGMENTS) for tokens in _ALONE_TOKENS),
-        *(StepSize(0, tokens, PREFILL_SEGMENTS, prefix=False) for tokens in _ALONE_TOKENS if tokens <= _FRESH_TOKENS),
-        *_mixed_sizes(few, _MIXED_TOKENS),
-        *(size for rows in many for size in _mixed_sizes(rows, [n for n in _MIXED_TOKENS if n <= _MANY_ROWS_TOKENS])),
+        *(size(0, tokens) for tokens in _ALONE_TOKENS),
+        *(size(0, tokens, prefix=False) for tokens in _ALONE_TOKENS if tokens <= _FRESH_TOKENS),
+        *(size(few, tokens) for tokens in _mixed_tokens(few)),
+        *(size(rows, tokens) for rows in many for tokens in _mixed_tokens(rows) if rows + tokens <= _MANY_ROWS_TOKENS),
     }
     fitting = {size for size in sizes if size.tokens + size.decode <= most_tokens}
     if most_tokens >= budget:
-        fitting.add(StepSize(most_rows, budget, _FULL_STEP_SEGMENTS))
+        fitting.add(size(most_rows, budget))
     return sorted(fitting, key=lambda size: (size.tokens + size.decode, size.decode, size.prefix))
 
 
@@ -96,10 +102,9 @@ def text_sizes(most_rows: int, most_tokens: int, *, prefixes: bool) -> list[Step
     return [StepSize(0, each, min(each, most_rows), prefix) for each in tokens for prefix in kinds]
 
 
-def _mixed_sizes(rows: int, totals: Iterable[int]) -> list[StepSize]:
-    """Sizes of captured steps of `rows` decode rows and prompt tokens, `totals` of both together."""
-    tokens = (total - rows for total in totals)
-    return [StepSize(rows, each, PREFILL_SEGMENTS) for each in tokens if each >= _LEAST_MIXED_TOKENS]
+def _mixed_tokens(rows: int) -> list[int]:
+    """Prompt tokens of captured steps with so many decode rows."""
+    return [total - rows for total in _MIXED_TOKENS if total - rows >= _LEAST_MIXED_TOKENS]
 
 
 def fitting_size(sizes: Iterable[StepSize], plan: StepPlan, most_keys: int) -> StepSize | None:
