@@ -30,6 +30,8 @@ TaskChoice = Literal["auto", "generate", "embed", "rerank", "classify"]
 MAX_RUNNING: Final = 1 << 16
 """Largest number of rows of the tables, which are allocated at the start."""
 DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
+TEXT_PAGE_SIZE: Final = 16
+"""Tokens of a page where texts are pooled, see `ModelConfig.text_page_size`."""
 """Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
 DEFAULT_STEP_TOKENS: Final = 64 * hopper.MULTIPROCESSORS
 """Matrix products of so many rows fill whole waves of the multiprocessors of an H100 or H200 with tiles of 128."""
@@ -122,7 +124,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         option(
             "tokens per page of the KV pool",
             default=f"{DEFAULT_PAGE_SIZE['cuda']} tokens on CUDA and for models with recurrent states, "
-            f"{DEFAULT_PAGE_SIZE['cpu']} on a CPU",
+            f"{DEFAULT_PAGE_SIZE['cpu']} on a CPU, and for embeddings and scores of models with neither states nor "
+            "windows, unless --num-pages is given",
         ),
     ] = None
     num_pages: Annotated[

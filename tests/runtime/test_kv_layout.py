@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from minisgl import bench
 from minisgl.config import EngineConfig
@@ -130,3 +132,21 @@ def test_a_row_holds_the_pages_that_its_next_token_attends_to(window: int, page_
 def test_more_pages_never_need_less_memory() -> None:
     layout = _layout("gemma-4-31b", 262_144)
     assert all(a <= b for a, b in pairwise(map(layout.window_pages, range(0, 10_000, 7))))
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "page"),
+    [
+        ("qwen3-0.6b", {}, 16),
+        ("qwen3-0.6b", {"page_size": 32}, 32),
+        ("qwen3-0.6b", {"num_pages": 1000}, 64),
+        ("qwen3-0.6b", {"device": "cpu"}, 16),
+        ("gpt-oss-20b", {}, 64),
+        ("qwen3.6-27b", {}, 64),
+    ],
+)
+def test_texts_that_are_pooled_share_their_beginnings_by_small_pages(
+    model: str, changes: dict[str, Any], page: int
+) -> None:
+    config = ModelConfig.parse(json.loads((CONFIGS / f"{model}.json").read_text()))
+    assert config.text_page_size(replace(GPU, **changes)) == page

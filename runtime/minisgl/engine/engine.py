@@ -95,8 +95,10 @@ def create_engine(config: EngineConfig, progress: Progress | None = None) -> Cpu
         )
     pooling = read_pooling(config.model, model_config, config.task)
     max_model_len = config.max_model_len or model_config.max_model_len
-    if pooling is not None and pooling.max_length is not None and config.max_model_len is None:
-        max_model_len = min(max_model_len, pooling.max_length)
+    if pooling is not None:
+        config = replace(config, page_size=model_config.text_page_size(config))
+        if pooling.max_length is not None and config.max_model_len is None:
+            max_model_len = min(max_model_len, pooling.max_length)
     if max_model_len > model_config.max_model_len:
         raise EngineError("max_model_len_too_large", too_long(model_config, max_model_len))
     model_config.check_length(max_model_len)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from minisgl.attention.state_shape import StateShape
-from minisgl.config import DEFAULT_PAGE_SIZE, Device, DType, EngineConfig
+from minisgl.config import DEFAULT_PAGE_SIZE, TEXT_PAGE_SIZE, Device, DType, EngineConfig
 from minisgl.errors import ModelError
 from minisgl.json_file import read_json_object
 from minisgl.kv_layout import KVLayout
@@ -131,6 +131,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of a page of the KV cache."""
         # Checkpoints of states lie 64 tokens apart: requests that begin at one could not share smaller pages behind it.
         return config.page_size or (64 if self.recurrences else DEFAULT_PAGE_SIZE[config.device])
+
+    def text_page_size(self, config: EngineConfig) -> int:
+        """`page_size` where texts are pooled. A hundred documents begin with the same instruction and query, and each
+        of them computes what these have behind their last whole page; no row decodes, which is faster from large
+        pages."""
+        page = self.page_size(config)
+        # A given number of pages was chosen for the usual ones. Prompts behind windows are read in whole pages.
+        keeps = config.page_size or config.num_pages or self.recurrences or any(of.window for of in self.attentions)
+        return page if keeps else min(page, TEXT_PAGE_SIZE)
 
     def kv_layout(self, config: EngineConfig, max_model_len: int) -> KVLayout:
         """What the pages of the KV cache take on one rank of an engine that serves sequences of up to `max_model_len`

@@ -36,7 +36,7 @@ from support.launcher import endless_kernel
 INT, FLOAT, LONGS, FLOATS, HALVES = "i32", "fp32", "*i64", "*fp32", "*bf16"
 FP8S = "*fp8e4nv"
 
-STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row", "by_slot"), INT) | {"locations": LONGS}
+STEP_INPUTS = dict.fromkeys(("total", "decode", "pages_per_row", "page_size", "by_slot"), INT) | {"locations": LONGS}
 SAMPLE = dict.fromkeys(("parameter_stride", "row_stride", "columns", "first_index", "parts"), INT)
 EXPERTS = dict.fromkeys(
     ("x", "weight", "scales", "bias", "out", "shares", "logits", "weights"), HALVES
@@ -55,12 +55,12 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
 @pytest.mark.parametrize(
     ("kernel", "types", "constants"),
     [
-        (step_inputs_triton._step_inputs, STEP_INPUTS, {"PAGE_SIZE": 64, "BLOCK": 128}),
+        (step_inputs_triton._step_inputs, STEP_INPUTS, {"BLOCK": 128}),
         (step_inputs_triton._store_last_tokens, {"total": INT}, {"BLOCK": 128, "PDL": True}),
         (
             gather_keys_triton._locate,
-            {"pages_per_row": INT},
-            {"PAGE": 64, "GUARD": 256, "BLOCK": 256},
+            {"pages_per_row": INT, "page_size": INT},
+            {"GUARD": 256, "BLOCK": 256},
         ),
         (
             gather_keys_triton._gather,

@@ -17,10 +17,13 @@ _PROGRAM_BYTES = 32 << 10
 """Bytes that a program copies at a time."""
 
 
-@triton.jit(do_not_specialize=["pages_per_row"], do_not_specialize_on_alignment=["slots", "lengths", "offsets", "rows"])
+# One compiled kernel for all sizes of pages.
+@triton.jit(
+    do_not_specialize=["pages_per_row", "page_size"],
+    do_not_specialize_on_alignment=["slots", "lengths", "offsets", "rows"],
+)
 def _locate(
-    page_table, slots, lengths, offsets, rows, pages_per_row,
-    PAGE: tl.constexpr, GUARD: tl.constexpr, BLOCK: tl.constexpr,
+    page_table, slots, lengths, offsets, rows, pages_per_row, page_size, GUARD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     segment = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
@@ -33,8 +36,8 @@ def _locate(
     for start in range(tl.program_id(1) * BLOCK, length, tl.num_programs(1) * BLOCK):
         position = start + lane
         mask = position < length
-        page = tl.load(page_table + slot * pages_per_row + position // PAGE, mask, other=0)
-        tl.store(rows + first + position, page * PAGE + position % PAGE, mask)
+        page = tl.load(page_table + slot * pages_per_row + position // page_size, mask, other=0)
+        tl.store(rows + first + position, page * page_size + position % page_size, mask)
     if tl.program_id(1) == 0:
         tl.store(offsets + segment, first)
         if segment == tl.num_programs(0) - 1:
@@ -72,7 +75,7 @@ def locate_keys_cuda(
     rows = torch.empty(most_keys + GUARD, dtype=torch.int32, device=slots.device)
     blocks = min(triton.cdiv(most_keys, _BLOCK), _MOST_BLOCKS)
     _locate[(segments, blocks)](
-        page_table, slots, lengths, offsets, rows, page_table.stride(0), PAGE=page_size, GUARD=GUARD, BLOCK=_BLOCK,
+        page_table, slots, lengths, offsets, rows, page_table.stride(0), page_size, GUARD=GUARD, BLOCK=_BLOCK,
     )  # fmt: skip
     return KeyRows(offsets, rows)
 

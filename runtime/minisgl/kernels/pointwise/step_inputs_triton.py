@@ -9,19 +9,19 @@ from minisgl.kernels.launch.dependent_launch_triton import dependent_launch, sta
 
 # Slices of a step's inputs begin at any address, and sizes change with every step: one compiled kernel for all.
 @triton.jit(
-    do_not_specialize=["total", "decode", "pages_per_row", "by_slot"],
+    do_not_specialize=["total", "decode", "pages_per_row", "page_size", "by_slot"],
     do_not_specialize_on_alignment=["slots", "positions", "prefill_tokens"],
 )
 def _step_inputs(
-    slots, positions, prefill_tokens, page_table, last_token, tokens, locations, total, decode, pages_per_row, by_slot,
-    PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    slots, positions, prefill_tokens, page_table, last_token, tokens, locations, total, decode, pages_per_row,
+    page_size, by_slot, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = token < total
     slot = tl.load(slots + token, mask, other=0).to(tl.int64)
     position = tl.load(positions + token, mask, other=0)
-    page = tl.load(page_table + slot * pages_per_row + position // PAGE_SIZE, mask, other=0).to(tl.int64)
-    tl.store(locations + token, page * PAGE_SIZE + position % PAGE_SIZE, mask)
+    page = tl.load(page_table + slot * pages_per_row + position // page_size, mask, other=0).to(tl.int64)
+    tl.store(locations + token, page * page_size + position % page_size, mask)
     is_decode = token < decode
     sampled = tl.load(last_token + tl.where(by_slot != 0, slot, token), mask & is_decode, other=0)
     given = tl.load(prefill_tokens + token - decode, mask & (token >= decode), other=0)
@@ -44,7 +44,7 @@ def step_inputs_cuda(
     sampled = last_token if decode_tokens is None else decode_tokens
     _step_inputs[(triton.cdiv(total, block),)](
         slots, positions, prefill_tokens, page_table, sampled, tokens, locations, total, total - len(prefill_tokens),
-        page_table.stride(0), int(decode_tokens is None), PAGE_SIZE=page_size, BLOCK=block,
+        page_table.stride(0), page_size, int(decode_tokens is None), BLOCK=block,
     )  # fmt: skip
     return tokens, locations
 
