@@ -29,7 +29,11 @@ _MANY_ROWS_TOKENS: Final = 2048
 """Most tokens of captured steps beside more than the fewest of these rows: larger ones compute few padded rows more."""
 _LEAST_MIXED_TOKENS: Final = 64
 """Fewest prompt tokens of captured steps with decode rows."""
-_TEXT_TOKENS: Final = (*(16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072), *range(4096, 16385, 1024))
+_TEXT_TOKENS: Final = (
+    *(16, 32, 64, 128, 192, 256, 384, 512, 768, 1024),
+    *range(1536, 8193, 512),
+    *range(9216, 16385, 1024),
+)
 """Tokens of captured steps of a model that does not generate."""
 _LAUNCH_SECONDS: Final = 0.45e-3
 """Host time to launch the kernels of one layer."""
