@@ -25,6 +25,8 @@ _WAITED: Final = 100e-6
 _LONG_LAUNCH: Final = 3e-3
 """A launch that takes longer is one kernel by kernel, or captures a graph; a graph takes up to 1.5 ms."""
 _LAUNCH_AHEAD: Final = 1.5e-3
+_LAUNCH_TEXTS_AHEAD: Final = 5e-3
+"""The same for texts that are pooled: planning a step that dozens of them join takes milliseconds."""
 _LAUNCH_AHEAD_SHARE: Final = 0.15
 """A step is launched this long, or this share of the running step, before the running one is expected to end."""
 _COMPILE_WAIT: Final = 1e-3
@@ -106,13 +108,15 @@ class StepLoop:
         by then is part of the next step, instead of the one after it."""
         if len(self._pending) != 1 or self._distrust or not self.scheduler.may_wait:
             return 0
-        running = self._pending[0]
+        running, times = self._pending[0], self.scheduler.times
+        ahead, expected = _LAUNCH_AHEAD, times.decode_seconds
         if running.work.tokens:
-            # Its time is less certain.
-            return 0
-        expected = self.scheduler.times.decode_seconds
+            if self.scheduler.config.pooling is None:
+                # Its time is less certain.
+                return 0
+            ahead, expected = _LAUNCH_TEXTS_AHEAD, times.least_prompt_seconds(running.work)
         ends = max(running.began, self._ended) + expected
-        launch_at = ends - max(_LAUNCH_AHEAD, _LAUNCH_AHEAD_SHARE * expected)
+        launch_at = ends - max(ahead, _LAUNCH_AHEAD_SHARE * expected)
         return max(int((launch_at - self._clock()) * 1000), 0)
 
     def step(self) -> StepOutput | None:

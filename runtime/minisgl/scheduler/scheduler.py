@@ -143,10 +143,14 @@ class Scheduler:
 
     @property
     def may_wait(self) -> bool:
-        """True while a request that arrives could join the next step, and no prompt waits for that step."""
+        """True while a request that arrives could join the next step, and no prompt waits for that step, or only texts
+        that do not fill it."""
         table, head = self.table, self.queue.peek()
         # The next plan releases settled rows.
         rows = table.num_free_rows + len(table.settled())
+        if self.config.pooling is not None:
+            is_full = self.queue.tokens >= self.config.max_step_tokens or len(self.queue) >= rows
+            return not is_full and not table.in_prefill
         return (
             rows > 0 and not table.in_prefill and (head is None or self.admission.keeps_row_from(head, rows, self.now))
         )

@@ -137,6 +137,12 @@ class StepTimes:
         """Expected duration of a step without prompts, rather too short than too long; 0 before the first one."""
         return min(self._decode, default=0.0)
 
+    def least_prompt_seconds(self, work: StepWork) -> float:
+        """Duration of a step with prompts if each of its tokens takes as little as in any measured step, rather too
+        short than too long; 0 before the first one."""
+        rates = (seconds / measured[1] for measured, seconds in zip(self._work, self._seconds, strict=True))
+        return work.tokens * min(rates, default=0.0)
+
     def decode_curve(self) -> tuple[list[int], list[float]]:
         """Numbers of decode rows, ascending, and the expected durations of steps of so many without prompts. Those of
         long ago do not count: contexts were others, or something else slowed the step down."""

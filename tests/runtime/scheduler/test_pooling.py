@@ -18,6 +18,7 @@ from minisgl.wire.messages import Pool
 from minisgl.wire.plan import IntArray, StepPlan, StepResult
 from support.messages import submit_of
 from support.scheduler_audit import check
+from support.timed_engine import TimedEngine
 
 VOCAB, LONGEST, PAGE, ROWS = 97, 32, 4, 5
 
@@ -181,3 +182,54 @@ def test_requests_of_another_task_are_refused() -> None:
     with pytest.raises(RequestError) as error:
         loop.scheduler.submit(submit_of(id=bytes(16), prompt=bytes(4), max_tokens=1, seed=0))
     assert error.value.code == "wrong_task" and "embed" in error.value.message
+
+
+STEP = 0.020
+"""Seconds."""
+
+
+def busy_with_a_text(*, overlap: bool = True, budget: int = 48) -> tuple[StepLoop, TimedEngine]:
+    """A loop that has measured steps, and has just launched another one."""
+    loop = loop_of(whole=False, budget=budget, overlap=overlap, cache="radix")
+    timed = TimedEngine(loop.engine, lambda plan: STEP)
+    loop = StepLoop(loop.scheduler, timed, timed.clock)
+    for number in range(5):
+        loop.scheduler.submit(pool(number, [number + 20] * LONGEST))
+        run(loop, lambda output: None)
+    loop.scheduler.submit(pool(5, [40] * 20))
+    loop.step()
+    return loop, timed
+
+
+def test_texts_that_arrive_while_a_step_runs_are_one_step_which_the_device_does_not_wait_for() -> None:
+    loop, timed = busy_with_a_text()
+    launched = timed.now
+    outputs: list[StepOutput] = []
+    for number in range(6, 9):
+        spare = loop.spare_ms()
+        assert spare > 0, "the device is busy, and the next step has room"
+        timed.now += min(spare, 2) / 1000
+        loop.scheduler.submit(pool(number, [40 + number] * 5))
+    timed.now += loop.spare_ms() / 1000
+    assert loop.spare_ms() == 0
+    run(loop, outputs.append)
+    assert sum(len(output.client) for output in outputs) == 4
+    (running, _), (joint, _) = timed.durations[-2:]
+    assert len(running.prefill_slots) == 1 and len(joint.prefill_slots) == 3
+    assert timed.now == pytest.approx(launched + 2 * STEP)
+
+
+def test_a_step_of_texts_is_launched_at_once_where_waiting_gains_nothing() -> None:
+    assert busy_with_a_text(overlap=False)[0].spare_ms() == 0, "nothing runs between steps"
+    loop, _ = busy_with_a_text()
+    for number in range(6, 8):
+        loop.scheduler.submit(pool(number, [40 + number] * 24))
+    assert loop.spare_ms() == 0, "the texts fill a step"
+    loop, _ = busy_with_a_text()
+    for number in range(6, 10):
+        loop.scheduler.submit(pool(number, [number]))
+    assert loop.spare_ms() == 0, "the texts take all rows"
+    unmeasured = loop_of(whole=False, budget=48)
+    unmeasured.scheduler.submit(pool(0, [1] * 20))
+    unmeasured.step()
+    assert unmeasured.spare_ms() == 0, "how long the step takes is not known"
