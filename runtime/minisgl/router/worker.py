@@ -230,10 +230,12 @@ class Worker:
         """Take the results of the encoder threads, and give idle ones their next batch."""
         tokenizer = self._router.tokenizer
         for encoder in self._encoders.values():
-            if (done := encoder.take_results()) is not None:
-                self._on_results(done)
-            if tokenizer is not None and (done := encoder.submit_batch(tokenizer, self._session)) is not None:
-                self._on_results(done)
+            done = encoder.take_results()
+            # First, so that the thread encodes while its results are submitted.
+            encoded_here = None if tokenizer is None else encoder.submit_batch(tokenizer, self._session)
+            for results in (done, encoded_here):
+                if results is not None:
+                    self._on_results(results)
 
     def _on_results(self, results: _Results) -> None:
         encoded_with, prompts, replies = results
