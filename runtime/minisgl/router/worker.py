@@ -2,8 +2,9 @@
 threads that check constraints.
 
 Encoding a long prompt or building a grammar takes far longer than turning a step's tokens into text, so threads do it:
-running answers never wait for a new request. Prompts that arrive while a thread is busy are its next batch. A short
-prompt that arrives alone is encoded by the loop itself, because two changes of threads take as long.
+running answers never wait for a new request. Prompts that arrive while a thread is busy are its next batches, in turns
+of their tenants (`encode_queue.py`). A short prompt that arrives alone is encoded by the loop itself, because two
+changes of threads take as long.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import logging
 import os
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -25,13 +25,14 @@ from minisgl.errors import PromptError
 from minisgl.router.config import TokenizerConfig
 from minisgl.router.constraint_checks import ConstraintChecks
 from minisgl.router.discovery import Resolve, resolve_host
+from minisgl.router.encode_queue import EncodeQueue
 from minisgl.router.engine_source import engine_source
 from minisgl.router.link import Link
 from minisgl.router.router import Router
 from minisgl.tokenizer.answer_constraints import AnswerConstraints, PreparedConstraints, needs_grammar
 from minisgl.tokenizer.answer_scanner import reasoning_state
 from minisgl.tokenizer.loaded import LoadedTokenizer
-from minisgl.tokenizer.prompt_encoder import BadWords, Prompt, PromptEncoder, same_prompt
+from minisgl.tokenizer.prompt_encoder import BadWords, Prompt, PromptEncoder
 from minisgl.tokenizer.session import NO_PREDICTION, Session
 from minisgl.wire.messages import Flush
 from minisgl.wire.sockets import MAX_MESSAGE_BYTES, Codec, WireError
@@ -51,11 +52,6 @@ from minisgl.wire.text import (
 
 logger = logging.getLogger(__name__)
 
-ENCODE_BATCH: Final = 256
-"""Most requests and questions in a batch."""
-ENCODE_BATCH_BYTES: Final = 32 << 10
-"""Bytes after which a batch ends: a message that comes next waits for all of it. The engine begins with the first of a
-hundred texts while others are encoded."""
 SMALL_BYTES: Final = 2 << 10
 """A message up to this size is encoded in a quarter of a millisecond."""
 ENCODER_BYTES: Final = (16 << 10, 256 << 10, MAX_MESSAGE_BYTES)
@@ -80,13 +76,13 @@ class _EncoderThread:
     """A queue of messages to encode, and a thread that takes them in batches."""
 
     def __init__(self, name: str, wake: Callable[[], None]) -> None:
-        self._queue: deque[tuple[int, Generate | Question]] = deque()
+        self._queue = EncodeQueue()
         self._wake = wake
         self._pool = ThreadPoolExecutor(1, name)
         self._batch: Future[_Results] | None = None
 
     def add(self, size: int, message: Generate | Question) -> None:
-        self._queue.append((size, message))
+        self._queue.add(size, message)
 
     def take_results(self) -> _Results | None:
         """Return the results of a finished batch; None if there is nothing new."""
@@ -100,20 +96,11 @@ class _EncoderThread:
         grammar is encoded here instead: returns its results."""
         if self._batch is not None or not self._queue:
             return None
-        is_small = len(self._queue) == 1 and _is_small(*self._queue[0])
-        taken: list[Generate | Question] = []
-        left = ENCODE_BATCH_BYTES
-        while self._queue and len(taken) < ENCODE_BATCH:
-            size, message = self._queue[0]
-            # The choices of one request stay together: their prompt is encoded once.
-            if left <= 0 and not same_prompt(taken[-1], message):
-                break
-            self._queue.popleft()
-            taken.append(message)
-            left -= size
+        only = self._queue.only()
+        taken = self._queue.take_batch()
         requests = [one for one in taken if isinstance(one, Generate) and one.id in session]
         questions = [one for one in taken if not isinstance(one, Generate)]
-        if is_small:
+        if only is not None and _is_small(*only):
             return _encode(tokenizer, session.max_model_len, requests, questions)
         self._batch = self._pool.submit(_encode, tokenizer, session.max_model_len, requests, questions)
         self._batch.add_done_callback(lambda _: self._wake())
