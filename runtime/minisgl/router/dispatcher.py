@@ -4,6 +4,9 @@ refuses it. No sockets, no clock.
 A request whose replica is lost is resubmitted to another replica, with the tokens that it has received, or waits until
 one can take it. Its answer goes on behind these tokens: only a replica with the same model can continue it. Every
 attempt has an identifier of its own on the wire, so late messages about an earlier attempt match no request.
+
+An engine takes some tens of messages between two steps. What is sent to it waits in its socket, in the order of sending,
+so only as many new requests are sent as it takes soon; the others wait here, in turns of their tenants.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from minisgl.router.continuation import model_difference
 from minisgl.router.drain_ends import DrainEnds
 from minisgl.router.replicas import STALE_SECONDS, FileHashes, Replica, Replicas
 from minisgl.router.routing import Candidate, pick_replica, prefix_blocks
+from minisgl.router.turns import Turns
 from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
     REQUEST_ID_BYTES,
@@ -41,6 +45,9 @@ MAX_ENGINE_LOSSES: Final = 2
 """Engines that may be lost with a request in them. One that kills every engine that runs it must not kill them all."""
 PROGRESS_TOKENS: Final = 16
 """A loss does not count against a request that has received this many tokens since the one before."""
+
+MAX_UNANSWERED: Final = 32
+"""New requests for each engine that it has not answered yet; a further one of another tenant waits for these alone."""
 
 QUEUE_FULL: Final = "queue_full"
 DRAINING: Final = "draining"
@@ -76,6 +83,8 @@ class _Request:
     is_visible: bool = False
     """Its client has output, as of the end of its last attempt: the answer cannot begin again."""
     acked: bool = False
+    is_unanswered: bool = False
+    """The replica has it, and will say soon whether it takes it."""
     losses: int = 0
     """Those that count."""
     tokens_at_loss: int = 0
@@ -105,6 +114,11 @@ class _Request:
         answer = self.submit.params.max_tokens if isinstance(self.submit, Submit) else 0
         length = len(self.submit.prompt) // 4 + (answer or 0)
         return model_difference(self.model, replica.known.model, length)
+
+    @property
+    def is_answered_soon(self) -> bool:
+        """Whether a replica answers it as soon as it reads it: a grammar is compiled first."""
+        return isinstance(self.submit, Pool) or not self.submit.constraint.grammar
 
     @property
     def tokens(self) -> int:
@@ -137,6 +151,7 @@ class Dispatcher:
         stale_seconds: float = STALE_SECONDS,
         continues: bool = True,
         drain_seconds: float = 0.0,
+        max_unanswered: int = MAX_UNANSWERED,
     ) -> None:
         """A request waits for a replica for at most `queue_seconds`. A replica with requests that has sent nothing for
         `stall_seconds` counts as lost; after `stale_seconds` it gets no new requests. `reencode` receives requests
@@ -144,7 +159,8 @@ class Dispatcher:
         `progress` returns the part of a request's answer that was delivered, None for one that has ended. `placed` is
         told the name of the engine to which a request is sent, and why it left the one before. `continues`:
         False fails requests with visible output when their replica is lost, and ends no drain early. `drain_seconds`:
-        longest drain; requests of a replica whose drain ends earlier may wait for the rest of it."""
+        longest drain; requests of a replica whose drain ends earlier may wait for the rest of it. `max_unanswered`: see
+        MAX_UNANSWERED."""
         self.replicas = Replicas(stale_seconds)
         self.requests_wait = False
         """Requests wait for a replica that have not been submitted yet, or are parked, and one shall come for them; set
@@ -165,6 +181,10 @@ class Dispatcher:
         self._parked: dict[bytes, _Request] = {}
         self._refused: dict[bytes, _Request] = {}
         """Parked requests with tokens that full queues have refused: new requests wait behind them."""
+        self._waiting: Turns[_Request] = Turns()
+        """New requests that were not sent to a replica yet."""
+        self._max_unanswered = max_unanswered
+        self._unanswered = 0
         self._session_ids: dict[bytes, bytes] = {}
         """The session's identifier of each attempt that has another one."""
         self._random = random.SystemRandom()
@@ -217,6 +237,7 @@ class Dispatcher:
         self.replicas.lost(address, message)
         for request in attempts.values():
             request.replica = None
+            self._note_answer(request)
             if not self._take_progress(request):
                 continue
             if counts:
@@ -242,7 +263,14 @@ class Dispatcher:
         else:
             assert request.replica is None
             request.submit, request.blocks, request.files = submit, None, self.replicas.files
-        self._dispatch(request)
+        self._waiting.add(submit.tenant, request.id, request)
+        self.send_waiting()
+
+    def send_waiting(self) -> None:
+        """Send new requests, one of each tenant in turn, as many as replicas answer soon. Call it after messages of
+        replicas."""
+        while self._waiting and self._unanswered < self._max_unanswered * max(len(self.replicas.accepting), 1):
+            self._dispatch(self._waiting.take())
 
     def abort(self, request_id: bytes) -> None:
         if (request := self._requests.get(request_id)) is not None:
@@ -254,6 +282,7 @@ class Dispatcher:
         if request is None:
             return
         request.expires_at = request.wait_seconds = None
+        self._note_answer(request)
         if not request.acked or request.submit.output:
             request.acked = True
             self._deliver(Ack(request.id))
@@ -409,6 +438,7 @@ class Dispatcher:
         return [request.refused_by for request in self._refused.values()]
 
     def _unpark(self, request: _Request) -> None:
+        self._waiting.remove(request.submit.tenant, request.id)
         self._parked.pop(request.id, None)
         self._refused.pop(request.id, None)
 
@@ -433,6 +463,8 @@ class Dispatcher:
         if not request.tokens:
             request.model = replica.welcome.model
         self._attempts[replica.address][request.attempt_id] = request
+        request.is_unanswered = request.is_answered_soon
+        self._unanswered += request.is_unanswered
         replica.sent(request.blocks or ())
         submit = request.submit
         if request.attempt_id != request.id:
@@ -499,6 +531,11 @@ class Dispatcher:
         del self._attempts[request.replica][request.attempt_id]
         self.replicas[request.replica].in_flight -= 1
         request.replica = None
+        self._note_answer(request)
+
+    def _note_answer(self, request: _Request) -> None:
+        self._unanswered -= request.is_unanswered
+        request.is_unanswered = False
 
     def _resubmit(self, request: _Request, cause: str) -> None:
         """Begin another attempt, with an identifier of its own. `cause`: why the last one ended."""

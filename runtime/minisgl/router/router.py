@@ -174,7 +174,8 @@ class Router:
         self._flushes.begin(flush.id, addresses)
 
     def flush(self) -> None:
-        """Send waiting messages, as far as the sockets take them."""
+        """Send waiting requests, as many as engines answer soon, and messages, as far as the sockets take them."""
+        self._dispatcher.send_waiting()
         for link in self._links.values():
             link.flush()
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from minisgl.router.dispatcher import Dispatcher
+from minisgl.router.dispatcher import MAX_UNANSWERED, Dispatcher
 from minisgl.tokenizer.session import Progress
 from minisgl.wire.messages import (
     FEATURES,
@@ -85,8 +85,10 @@ class Server:
 class Dispatching(RuleBasedStateMachine):
     requests = Bundle("requests")
 
-    @initialize(continues=st.booleans(), started=st.integers(0, REPLICAS))
-    def begin(self, continues: bool, started: int) -> None:
+    @initialize(
+        continues=st.booleans(), started=st.integers(0, REPLICAS), unanswered=st.sampled_from([1, 2, MAX_UNANSWERED])
+    )
+    def begin(self, continues: bool, started: int, unanswered: int) -> None:
         self.dispatcher = Dispatcher(
             RETRY_SECONDS,
             STALL_SECONDS,
@@ -96,7 +98,9 @@ class Dispatching(RuleBasedStateMachine):
             progress=self.progress,
             continues=continues,
             drain_seconds=DRAIN_SECONDS,
+            max_unanswered=unanswered,
         )
+        self.unanswered = unanswered
         self.continues = continues
         self.kind = 0
         self.dispatcher.set_files_in_use(FILE_SETS[0])
@@ -226,6 +230,13 @@ class Dispatching(RuleBasedStateMachine):
     def use_files(self, kind: int) -> None:
         self.kind = kind
         self.dispatcher.set_files_in_use(FILE_SETS[kind])
+
+    @rule()
+    def flush(self) -> None:
+        """The end of a turn of the worker's loop."""
+        self.dispatcher.send_waiting()
+        unanswered = sum(request.is_unanswered for request in self.dispatcher._requests.values())
+        assert not self.dispatcher._waiting or unanswered >= self.unanswered
 
     @rule()
     def encode(self) -> None:
@@ -402,7 +413,10 @@ class Dispatching(RuleBasedStateMachine):
         for request_id, request in self.dispatcher._requests.items():
             assert request.losses == self.losses.get(request_id, 0), "drains do not count"
         at_servers = sum(len(server.requests) for server in self.servers)
-        assert at_servers + len(self.dispatcher._parked) + len(self.encoding) == len(live)
+        waiting = len(self.dispatcher._parked) + len(self.dispatcher._waiting)
+        assert at_servers + waiting + len(self.encoding) == len(live)
+        unanswered = sum(request.is_unanswered for request in self.dispatcher._requests.values())
+        assert self.dispatcher._unanswered == unanswered <= at_servers
         for server in self.servers:
             assert self.dispatcher.replicas[server.address].in_flight == len(server.requests)
         takes = [server for server in self.servers if server.up and not server.draining and not server.is_silent]
@@ -425,7 +439,9 @@ class Dispatching(RuleBasedStateMachine):
         self.encode()
         for number in range(REPLICAS):
             self.die(number)
+        self.flush()
         self.encode()
+        self.flush()
         self.time_passes(max(RETRY_SECONDS, DRAIN_SECONDS) + 1, None)
         assert not self.dispatcher._requests
         assert not self.dispatcher._session_ids
