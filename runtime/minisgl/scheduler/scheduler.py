@@ -48,6 +48,9 @@ RETRY_STEPS = 64
 """Steps after which a queue head that did not fit is tried again even if no page was released."""
 FIRST_PROMPT_TOKENS = 512
 """Longest prompt that is computed before the decode rows of another tenant, in about the time of a step of these."""
+MOST_JOINING = 32
+"""Requests that get a row in one plan while several tenants are here: each takes a twentieth of the time of a step, and
+the first token of another tenant waits for the plan."""
 
 
 class _Launched(msgspec.Struct, frozen=True):
@@ -123,6 +126,8 @@ class Scheduler:
         self._arrivals = 0
         self._step = 0
         self._is_whole = config.pooling is not None and config.pooling.whole_texts
+        self._may_join = 0
+        """Requests that may still get a row in the plan that is made."""
         self._is_first_prompt = False
         """The newest plan is one of `_plan_first_prompt`."""
 
@@ -232,6 +237,7 @@ class Scheduler:
             self.admission.make_room()
         if self._step % RETRY_STEPS == 0:
             self.admission.retry()
+        self._may_join = MOST_JOINING if self._shares.expects_others(self.now) else self.config.max_running
         updates: list[IntArray] = []
         decode, positions, widths = NO_PAGES, NO_PAGES, NO_PAGES
         segments = self._plan_first_prompt() if is_shared else []
@@ -490,16 +496,22 @@ class Scheduler:
         if self._is_shared:
             in_progress.sort(key=self._shares.key)
         for request in in_progress:
-            while (
-                not budget.is_spent and self._is_before(request) and (new := self.admission.admit(self.now)) is not None
-            ):
+            while self._is_before(request) and (new := self._admit(budget)) is not None:
                 self._schedule_segment(new, budget, segments)
             if budget.is_spent:
                 break
             self._schedule_segment(request, budget, segments)
-        while not budget.is_spent and (new := self.admission.admit(self.now)) is not None:
+        while (new := self._admit(budget)) is not None:
             self._schedule_segment(new, budget, segments)
         return segments
+
+    def _admit(self, budget: TokenBudget) -> Request | None:
+        """Give the head of the queue a row, if the plan has time for it, and the row and its pages are available."""
+        if budget.is_spent or not self._may_join:
+            return None
+        request = self.admission.admit(self.now)
+        self._may_join -= request is not None
+        return request
 
     def _plan_first_prompt(self) -> list[Segment]:
         """`_plan_prefill` of a step without decode rows, for a short prompt of a tenant with few rows while another one

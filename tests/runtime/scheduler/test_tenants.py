@@ -8,6 +8,7 @@ import pytest
 
 from minisgl.scheduler.admission import KEPT_ROWS
 from minisgl.scheduler.request import Request
+from minisgl.scheduler.scheduler import MOST_JOINING
 from minisgl.scheduler.shares import EXPECTED_SECONDS, Shares
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.plan import StepPlan
@@ -102,6 +103,27 @@ def test_long_prompts_of_one_tenant_do_not_delay_short_ones_of_another(overlap: 
     assert steps_to_first_token(harness, 0) <= 2 + LAG
     harness.run()
     assert all(answer.tokens == answer.expected() for answer in answers)
+
+
+@OVERLAP
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_few_requests_join_a_plan_while_another_tenant_is_here(overlap: bool, is_shared: bool) -> None:
+    joined: list[int] = []
+
+    def step_seconds(plan: StepPlan) -> float:
+        joined.append(plan.new_rows.shape[1])
+        return 1e-3
+
+    harness = Harness(
+        overlap=overlap, rows=128, pages=4096, budget=4096, audit=False, checks=False, step_seconds=step_seconds
+    )
+    if is_shared:
+        harness.submit([90], 40, tenant=b"other", ignore_eos=True)
+        harness.step()
+    answers = flood(harness, 200, max_tokens=4)
+    harness.run()
+    assert all(answer.tokens == answer.expected() for answer in answers)
+    assert (max(joined) == MOST_JOINING) if is_shared else (max(joined) > 2 * MOST_JOINING)
 
 
 def test_a_tenant_alone_is_served_in_the_order_of_arrival_without_preemption() -> None:
