@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import secrets
@@ -11,6 +12,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 import zmq
@@ -67,9 +69,11 @@ NOT_SERVING_MESSAGE: Final = (
     "the model is suspended or has no replicas; change spec.suspend or spec.replicas to start it"
 )
 
-_TEXTS_AT_A_TIME: Final = 32
-"""Texts of a step that are passed on before other tasks run: that many take half a millisecond, and other requests,
-such as a scrape of the metrics, must not wait for hundreds."""
+_AT_A_TIME: Final = 32
+"""Messages of a worker, or texts or ends of a step, that are passed on before other tasks run: that many take one
+millisecond, and other requests, such as a scrape of the metrics, must not wait for hundreds."""
+_CHOICES_AT_A_TIME: Final = 16
+"""Choices that a tenant submits before other tasks run; as long."""
 
 
 class TokenizerPool:
@@ -101,6 +105,8 @@ class TokenizerPool:
         self._not_serving_until = -math.inf
         """Until then the operator's word counts that the model shall not serve."""
         self._draining: str | None = None
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Of each tenant that submits a request with many choices: one such request at a time."""
 
     def start(self) -> None:
         self._links = [_Link(self._context, address, self.requests, self._on_state) for address in self._addresses]
@@ -185,23 +191,44 @@ class TokenizerPool:
         if self._rejection is not None:
             raise ApiError.from_code(*self._rejection)
 
-    def submit(
+    async def submit(
         self, record: RequestRecord, requests: Sequence[Generate], n: int, held: Held | None = None
     ) -> ResponseStream:
         """Send the choices of a request, `n` for each prompt, to workers. The caller must `release` the stream. Raises
         ApiError when no worker is available, too many requests wait, or one is too large. `held`: it was taken before,
         and is not rejected."""
-        links = self._available_links(was_held=held is not None)
+        self._available_links(was_held=held is not None)
+        # Before encoding a copy of the prompt for each choice, which takes time.
         stream = self.requests.admit(record, requests, n, held)
-        # After admission: encoding a copy of the prompt for each choice takes time. All before the first is sent.
         try:
-            frames = [_frame(request) for request in requests]
-        except Exception:
-            self.requests.release(stream)
+            if len(requests) <= _CHOICES_AT_A_TIME:
+                self._send(stream.choices, [_frame(request) for request in requests])
+            else:
+                await self._send_in_turn(stream, requests)
+        except BaseException:
+            self.release(stream)
             raise
-        for choice, frame in zip(stream.choices, frames, strict=True):
-            min(links, key=lambda link: link.load).submit(choice, frame)
         return stream
+
+    async def _send_in_turn(self, stream: ResponseStream, requests: Sequence[Generate]) -> None:
+        """Send some choices at a time, so that a request of another tenant waits for no more than these."""
+        parts = [slice(n, n + _CHOICES_AT_A_TIME) for n in range(0, len(requests), _CHOICES_AT_A_TIME)]
+        frames: list[bytes] = []
+        async with self._turns.setdefault(stream.tenant, asyncio.Lock()):
+            # Nothing of a request is sent that has a choice which is too large.
+            for part in parts:
+                frames += map(_frame, requests[part])
+                await asyncio.sleep(0)
+            for part in parts:
+                self._send(stream.choices[part], frames[part])
+                await asyncio.sleep(0)
+                if stream.error is not None:
+                    raise stream.error
+
+    def _send(self, choices: Sequence[Choice], frames: Sequence[bytes]) -> None:
+        links = self._available_links(was_held=True)
+        for choice, frame in zip(choices, frames, strict=True):
+            min(links, key=lambda link: link.load).submit(choice, frame)
 
     def release(self, stream: ResponseStream) -> None:
         """Cancel the choices that have not finished: the response is no longer needed."""
@@ -421,8 +448,11 @@ class _Link:
         self._socket.send(frame)
 
     async def _read(self) -> None:
-        while True:
+        for number in itertools.count(1):
+            # It does not suspend the task while messages are there.
             frame = await self._socket.recv()
+            if not number % _AT_A_TIME:
+                await asyncio.sleep(0)
             try:
                 message = self._codec.decode(frame)
                 if isinstance(message, Texts):
@@ -450,7 +480,7 @@ class _Link:
         # Tokens that come together have one gap before them: the first row of a request counts those of all its rows.
         counts = dict(zip([request_id for request_id, _ in rows], message.counts, strict=True))
         for row, (request_id, text) in enumerate(rows):
-            if row and not row % _TEXTS_AT_A_TIME:
+            if row and not row % _AT_A_TIME:
                 await asyncio.sleep(0)
                 now = loop.time()
             if (choice := self._choices.get(request_id)) is not None:
@@ -459,7 +489,10 @@ class _Link:
                     choice.stream.push(choice, text, ())
                 else:
                     _push_row(choice, text, message, row)
-        for finished in message.finished:
+        for number, finished in enumerate(message.finished):
+            if number and not number % _AT_A_TIME:
+                await asyncio.sleep(0)
+                now = loop.time()
             if (choice := self._choices.pop(finished.id, None)) is not None:
                 self._requests.finish(choice, finished, now)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from minisgl.frontend.server.request_tracker import RequestTracker
 from minisgl.frontend.server.response_stream import ResponseStream
 from minisgl.frontend.tokenizers import TokenizerPool
 from minisgl.wire.messages import SamplingParams
-from minisgl.wire.sockets import open_socket
+from minisgl.wire.sockets import MAX_MESSAGE_BYTES, open_socket
 from minisgl.wire.status import ReplicaView
 from minisgl.wire.text import (
     TEXT_WIRE_VERSION,
@@ -73,10 +74,15 @@ class Links:
     def connect(self, number: int) -> FakeWorker:
         return FakeWorker(self._context, self._addresses[number])
 
-    def submit(self) -> ResponseStream:
+    async def submit(self) -> ResponseStream:
         record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0)
         request = generate_of(id=secrets.token_bytes(16), prompt="a", params=SamplingParams())
-        return self.tokenizers.submit(record, [request], 1)
+        return await self.tokenizers.submit(record, [request], 1)
+
+    async def submit_many(self, prompts: list[str], tenant: str = "flood") -> ResponseStream:
+        record = RequestRecord(request_id="r", method="POST", path="/", started_at=0.0, key_name=tenant)
+        requests = [generate_of(id=secrets.token_bytes(16), prompt=prompt) for prompt in prompts]
+        return await self.tokenizers.submit(record, requests, 1)
 
     async def until(self, ready: bool) -> str | None:
         async with asyncio.timeout(WAIT_SECONDS):
@@ -101,11 +107,11 @@ async def links(tmp_path: Path) -> AsyncIterator[Links]:
 
 async def test_one_available_worker_is_enough(links: Links) -> None:
     with pytest.raises(ApiError) as raised:
-        links.submit()
+        await links.submit()
     assert (raised.value.status, raised.value.code) == (503, "engine_unavailable")
     await links.workers[1].send(READY)
     await links.until(True)
-    links.submit()
+    await links.submit()
     assert isinstance(await links.workers[1].receive(), Generate)
 
 
@@ -138,7 +144,7 @@ async def test_requests_are_balanced_and_stay_with_their_worker(links: Links) ->
         await worker.send(READY)
     while not all(link.model for link in links.tokenizers._links):
         await asyncio.sleep(0)
-    streams = [links.submit() for _ in range(4)]
+    streams = [await links.submit() for _ in range(4)]
     received = [[(await worker.receive()).id for _ in range(2)] for worker in links.workers]
     for stream in streams:
         links.tokenizers.release(stream)
@@ -152,7 +158,7 @@ async def test_deltas_are_joined_until_they_are_taken(links: Links) -> None:
     worker = links.workers[0]
     await worker.send(READY)
     await links.until(True)
-    stream = links.submit()
+    stream = await links.submit()
     request_id = (await worker.receive()).id
     end = Finished(id=request_id, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=3)
     call = ToolCallDelta(0, "call_1", "f", "{}")
@@ -178,7 +184,7 @@ async def test_other_tasks_run_within_a_step_of_many_texts(links: Links) -> None
     worker = links.workers[0]
     await worker.send(READY)
     await links.until(True)
-    streams = [links.submit() for _ in range(100)]
+    streams = [await links.submit() for _ in range(100)]
     received = [(await worker.receive()).id for _ in streams]
     given: list[str] = []
 
@@ -215,7 +221,7 @@ async def test_a_broken_link_fails_its_requests(links: Links, message: Any, reas
     worker = links.workers[0]
     await worker.send(READY)
     await links.until(True)
-    stream = links.submit()
+    stream = await links.submit()
     await worker.receive()
     if message is None:
         worker.disconnect()
@@ -245,7 +251,7 @@ async def test_requests_wait_anew_as_long_as_their_worker_has_no_engine(links: L
     """The engine that others have reported says nothing about them."""
     await links.workers[0].send(READY)
     await links.until(True)
-    stream = links.submit()
+    stream = await links.submit()
     (link, _) = links.tokenizers._links
     waited = []
     for model in (READY.model, None, None, READY.model, READY.model):
@@ -273,7 +279,7 @@ async def test_a_draining_frontend_is_not_ready_and_still_serves(links: Links) -
     links.tokenizers.start_draining("draining")
     assert links.tokenizers.not_ready_reason() == "draining"
     assert links.tokenizers.is_draining
-    links.submit()
+    await links.submit()
     assert isinstance(await links.workers[0].receive(), Generate)
 
 
@@ -305,7 +311,7 @@ async def test_the_best_state_of_a_replica_among_workers_counts(links: Links) ->
 async def test_only_one_task_may_wait_for_a_stream(links: Links) -> None:
     await links.workers[0].send(READY)
     await links.until(True)
-    stream = links.submit()
+    stream = await links.submit()
     first = asyncio.create_task(stream.accepted())
     await asyncio.sleep(0)
     with pytest.raises(AssertionError, match="only the handler"):
@@ -355,3 +361,67 @@ async def test_a_restarted_worker_is_told_again(links: Links) -> None:
     links.workers[0] = links.connect(0)
     await links.workers[0].send(waiting(1))
     assert await links.workers[0].receive() == RequestsWait(True)
+
+
+async def test_a_request_waits_for_a_few_choices_of_another_tenant_that_submits_a_thousand(links: Links) -> None:
+    [worker, _] = links.workers
+    await worker.send(READY)
+    await links.until(True)
+    floods = [asyncio.create_task(links.submit_many([f"{body} {n}" for n in range(128)])) for body in range(8)]
+    await asyncio.sleep(0)
+    await links.submit_many(["other"], "other")
+    await asyncio.gather(*floods)
+    received = [await worker.receive() for _ in range(8 * 128 + 1)]
+    prompts = [message.prompt for message in received if isinstance(message, Generate)]
+    assert prompts.index("other") <= 32
+    assert [prompt for prompt in prompts if prompt != "other"] == [
+        f"{body} {n}" for body in range(8) for n in range(128)
+    ]
+
+
+async def test_nothing_of_a_request_is_sent_that_has_a_choice_which_is_too_large(links: Links) -> None:
+    [*_, worker] = links.workers
+    await worker.send(READY)
+    await links.until(True)
+    with pytest.raises(ApiError, match="exceeds"):
+        await links.submit_many([*map(str, range(100)), "a" * (MAX_MESSAGE_BYTES + 1)])
+    # The next request of the tenant has its turn.
+    await links.submit_many(["next"] * 20)
+    received = await worker.receive()
+    assert isinstance(received, Generate) and received.prompt == "next"
+    assert links.tokenizers.requests.admission.waiting == 20
+
+
+async def test_a_worker_that_is_lost_fails_a_request_that_is_submitted_in_part(links: Links) -> None:
+    [worker, _] = links.workers
+    await worker.send(READY)
+    await links.until(True)
+    begun = [asyncio.create_task(links.submit_many(["a"] * 128)) for _ in range(2)]
+    while not links.tokenizers._links[0].load:
+        await asyncio.sleep(0)
+    links.tokenizers.fail_all("engine_unavailable", "lost")
+    for task in begun:
+        with pytest.raises(ApiError, match="lost"):
+            await task
+    assert links.tokenizers.requests.admission.waiting == 0
+
+
+@pytest.mark.parametrize("kind", ["accepted", "finished"])
+async def test_other_tasks_run_between_the_messages_of_a_worker_about_many_choices(links: Links, kind: str) -> None:
+    [worker, _] = links.workers
+    await worker.send(READY)
+    await links.until(True)
+    stream = await links.submit_many(["a"] * 256)
+    ids = [choice.request_id for choice in stream.choices]
+    ends = [Finished(id=one, reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=1) for one in ids]
+    if kind == "accepted":
+        await worker.send(*(Accepted(one, 777) for one in ids))
+    else:
+        await worker.send(Texts(ids=b"".join(ids), texts=["a"] * 256, counts=[1] * 256, finished=ends))
+    seen = [0]
+    async with asyncio.timeout(WAIT_SECONDS):
+        while seen[-1] < 256:
+            await asyncio.sleep(0)
+            done = sum(c.prompt_tokens == 777 if kind == "accepted" else c.finished is not None for c in stream.choices)
+            seen.append(done)
+    assert max(after - before for before, after in itertools.pairwise(seen)) <= 32

@@ -129,7 +129,7 @@ class GenerationEndpoint:
                 request = with_priority(request, given_priority(headers, request.options.priority))
             traced = record.trace is not None
             messages = generate_messages(request, headers, waited, record.tenant, traced=traced)
-            stream = self._tokenizers.submit(record, messages, request.n, held)
+            stream = await self._tokenizers.submit(record, messages, request.n, held)
         except NotTaken:
             return False
         finally:

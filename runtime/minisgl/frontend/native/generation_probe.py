@@ -72,7 +72,7 @@ class GenerationProbe:
             pooling=None if generates else Pooling(),
         )
         try:
-            stream = self._tokenizers.submit(record, [probe], 1)
+            stream = await self._tokenizers.submit(record, [probe], 1)
             try:
                 await stream.complete()
             finally:
