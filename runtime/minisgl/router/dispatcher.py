@@ -5,8 +5,8 @@ A request whose replica is lost is resubmitted to another replica, with the toke
 one can take it. Its answer goes on behind these tokens: only a replica with the same model can continue it. Every
 attempt has an identifier of its own on the wire, so late messages about an earlier attempt match no request.
 
-An engine takes some tens of messages between two steps. What is sent to it waits in its socket, in the order of sending,
-so only as many new requests are sent as it takes soon; the others wait here, in turns of their tenants.
+An engine takes some tens of messages between two steps. What is sent to it waits in its socket in the order of sending,
+so only as many new requests are sent as it takes soon. The others wait here, in turns of their tenants.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_ENGINE_LOSSES: Final = 2
 PROGRESS_TOKENS: Final = 16
 """A loss does not count against a request that has received this many tokens since the one before."""
 
-MAX_UNANSWERED: Final = 32
+MAX_UNANSWERED: Final = 16
 """New requests for each engine that it has not answered yet; a further one of another tenant waits for these alone."""
 
 QUEUE_FULL: Final = "queue_full"

@@ -13,8 +13,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from minisgl.wire.sockets import open_socket, try_send
 
-MAX_FRAMES_PER_CYCLE: Final = 256
-"""Most frames that are taken from one socket before the others get their turn."""
+MAX_FRAMES_PER_CYCLE: Final = 64
+"""Most frames that are taken from one socket before the others get their turn, which is after a millisecond or two."""
 MAX_BACKLOG: Final = 1 << 16
 """Most messages that wait for a peer that does not read; with more it counts as lost."""
 

@@ -42,6 +42,8 @@ MAX_GREETING_BYTES: Final = 4096
 """Size of the messages that are decoded of a connection without a valid greeting."""
 MAX_MESSAGES_PER_POLL: Final = 64
 """Messages received between two steps, so that a burst of requests cannot stall running ones."""
+SHARED_MESSAGES_PER_POLL: Final = 16
+"""The same while several tenants are here: 64 take as long as a step, and the first token of another one waits."""
 
 
 class _Client:
@@ -92,11 +94,12 @@ class Clients:
         self._next_number = 0
         self._disconnected: list[int] = []
 
-    def receive(self, wait_ms: int) -> Iterator[tuple[int, ToScheduler]]:
-        """Messages of clients that have said HELLO, with the client's number; waits up to `wait_ms` for the first."""
+    def receive(self, wait_ms: int, most: int = MAX_MESSAGES_PER_POLL) -> Iterator[tuple[int, ToScheduler]]:
+        """At most so many messages of clients that have said HELLO, with the client's number; waits up to `wait_ms` for
+        the first."""
         if wait_ms:
             self._socket.poll(wait_ms)
-        for _ in range(MAX_MESSAGES_PER_POLL):
+        for _ in range(most):
             if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 if self._limit is not None:
                     self._limit.all_received()

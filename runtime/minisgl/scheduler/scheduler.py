@@ -48,9 +48,9 @@ RETRY_STEPS = 64
 """Steps after which a queue head that did not fit is tried again even if no page was released."""
 FIRST_PROMPT_TOKENS = 512
 """Longest prompt that is computed before the decode rows of another tenant, in about the time of a step of these."""
-MOST_JOINING = 32
-"""Requests that get a row in one plan while several tenants are here: each takes a twentieth of the time of a step, and
-the first token of another tenant waits for the plan."""
+MOST_JOINING = 16
+"""Requests that get a row in one plan while several tenants are here: fifty take as long as a step, for which the first
+token of another one waits."""
 
 
 class _Launched(msgspec.Struct, frozen=True):
@@ -147,6 +147,11 @@ class Scheduler:
         return len(self.constrained.held)
 
     @property
+    def expects_others(self) -> bool:
+        """Whether several tenants have rows, or one came beside others not long ago."""
+        return self._shares.expects_others(self.now)
+
+    @property
     def may_wait(self) -> bool:
         """True while a request that arrives could join the next step, and no prompt waits for that step, or only texts
         that do not fill it."""
@@ -237,7 +242,7 @@ class Scheduler:
             self.admission.make_room()
         if self._step % RETRY_STEPS == 0:
             self.admission.retry()
-        self._may_join = MOST_JOINING if self._shares.expects_others(self.now) else self.config.max_running
+        self._may_join = MOST_JOINING if self.expects_others else self.config.max_running
         updates: list[IntArray] = []
         decode, positions, widths = NO_PAGES, NO_PAGES, NO_PAGES
         segments = self._plan_first_prompt() if is_shared else []

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Final
 
-from minisgl.scheduler.clients import Clients
+from minisgl.scheduler.clients import MAX_MESSAGES_PER_POLL, SHARED_MESSAGES_PER_POLL, Clients
 from minisgl.scheduler.loop import StepLoop
 from minisgl.scheduler.step_output import RequestError
 from minisgl.wire.messages import Abort, Ack, EndDrain, Failed, Flush, Flushed, Pool, Status, Submit, ToScheduler
@@ -51,7 +51,8 @@ def serve(loop: StepLoop, clients: Clients, stop: threading.Event, draining: thr
         # After the collection, which comes after a whole wait without messages.
         uses_idle_time = may_use_idle_time and idle_turns >= 2
         wait_ms = loop.spare_ms() if scheduler.has_work else 0 if uses_idle_time else IDLE_WAIT_MS
-        for number, message in clients.receive(wait_ms):
+        most = SHARED_MESSAGES_PER_POLL if scheduler.expects_others else MAX_MESSAGES_PER_POLL
+        for number, message in clients.receive(wait_ms, most):
             # Before the message: a client that has restarted may use the same request ids again.
             _drop_disconnected_clients(loop, clients)
             _handle_message(loop, clients, number, message, is_draining=end_not_before is not None)

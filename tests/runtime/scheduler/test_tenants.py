@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from minisgl.scheduler.admission import KEPT_ROWS
+from minisgl.scheduler.clients import MAX_MESSAGES_PER_POLL, SHARED_MESSAGES_PER_POLL, Clients
 from minisgl.scheduler.request import Request
 from minisgl.scheduler.scheduler import MOST_JOINING
+from minisgl.scheduler.server import serve
 from minisgl.scheduler.shares import EXPECTED_SECONDS, Shares
 from minisgl.scheduler.step_output import RequestError
+from minisgl.wire.messages import Submit
 from minisgl.wire.plan import StepPlan
+from support.messages import submit_of
 from support.scheduling import Answer, Harness
 
 OVERLAP = pytest.mark.parametrize("overlap", [True, False])
@@ -124,6 +131,47 @@ def test_few_requests_join_a_plan_while_another_tenant_is_here(overlap: bool, is
     harness.run()
     assert all(answer.tokens == answer.expected() for answer in answers)
     assert (max(joined) == MOST_JOINING) if is_shared else (max(joined) > 2 * MOST_JOINING)
+
+
+class Turns:
+    """Clients of a scheduler: each message comes when the loop next takes some."""
+
+    def __init__(self, messages: list[Submit], stop: threading.Event) -> None:
+        self.limits: list[int] = []
+        """Most messages that were asked for, at each turn of the loop."""
+        self._messages = messages
+        self._stop = stop
+
+    def receive(self, wait_ms: int, most: int) -> Iterator[tuple[int, Submit]]:
+        self.limits.append(most)
+        if self._messages:
+            yield 0, self._messages.pop(0)
+        elif wait_ms:
+            self._stop.set()
+
+    def take_disconnected(self) -> list[int]:
+        return []
+
+    def send(self, *_: object) -> None: ...
+
+    send_step = broadcast = flush = send
+
+
+def test_few_messages_are_taken_between_two_steps_while_another_tenant_is_here() -> None:
+    def limits(tenants: list[bytes]) -> list[int]:
+        stop = threading.Event()
+        messages = [
+            submit_of(id=b"%016d" % n, prompt=bytes(8), max_tokens=20, seed=0, ignore_eos=True, tenant=tenant)
+            for n, tenant in enumerate(tenants)
+        ]
+        clients = Turns(messages, stop)
+        serve(Harness().loop, cast(Clients, clients), stop)
+        return clients.limits
+
+    assert set(limits([b"a", b"a"])) == {MAX_MESSAGES_PER_POLL}
+    shared = limits([b"a", b"b"])
+    assert shared[:2] == [MAX_MESSAGES_PER_POLL] * 2
+    assert shared[3:10] == [SHARED_MESSAGES_PER_POLL] * 7
 
 
 def test_a_tenant_alone_is_served_in_the_order_of_arrival_without_preemption() -> None:
