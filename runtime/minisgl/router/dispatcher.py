@@ -11,6 +11,7 @@ so only as many new requests are sent as it takes soon. The others wait here, in
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -47,7 +48,12 @@ PROGRESS_TOKENS: Final = 16
 """A loss does not count against a request that has received this many tokens since the one before."""
 
 MAX_UNANSWERED: Final = 16
-"""New requests for each engine that it has not answered yet; a further one of another tenant waits for these alone."""
+"""New requests for each engine that it has not answered yet while several tenants are here: a further one waits for
+these alone."""
+UNANSWERED_OF_ONE: Final = 256
+"""The same for one tenant."""
+SHARED_SECONDS: Final = 30.0
+"""Time after which a tenant counts as gone."""
 
 QUEUE_FULL: Final = "queue_full"
 DRAINING: Final = "draining"
@@ -117,8 +123,9 @@ class _Request:
 
     @property
     def is_answered_soon(self) -> bool:
-        """Whether a replica answers it as soon as it reads it: a grammar is compiled first."""
-        return isinstance(self.submit, Pool) or not self.submit.constraint.grammar
+        """Whether a replica gives it a row soon after it reads it: a grammar is compiled first, and texts that are
+        pooled take no row, and go into a step by hundreds."""
+        return isinstance(self.submit, Submit) and not self.submit.constraint.grammar
 
     @property
     def tokens(self) -> int:
@@ -185,6 +192,9 @@ class Dispatcher:
         """New requests that were not sent to a replica yet."""
         self._max_unanswered = max_unanswered
         self._unanswered = 0
+        self._last_tenant: bytes | None = None
+        self._shared_until = -math.inf
+        """Until then several tenants are here."""
         self._session_ids: dict[bytes, bytes] = {}
         """The session's identifier of each attempt that has another one."""
         self._random = random.SystemRandom()
@@ -263,13 +273,19 @@ class Dispatcher:
         else:
             assert request.replica is None
             request.submit, request.blocks, request.files = submit, None, self.replicas.files
+        if submit.tenant != self._last_tenant:
+            if self._last_tenant is not None:
+                self._shared_until = self.replicas.now + SHARED_SECONDS
+            self._last_tenant = submit.tenant
         self._waiting.add(submit.tenant, request.id, request)
         self.send_waiting()
 
     def send_waiting(self) -> None:
         """Send new requests, one of each tenant in turn, as many as replicas answer soon. Call it after messages of
         replicas."""
-        while self._waiting and self._unanswered < self._max_unanswered * max(len(self.replicas.accepting), 1):
+        is_shared = self.replicas.now < self._shared_until
+        most = self._max_unanswered if is_shared else max(self._max_unanswered, UNANSWERED_OF_ONE)
+        while self._waiting and self._unanswered < most * max(len(self.replicas.accepting), 1):
             self._dispatch(self._waiting.take())
 
     def abort(self, request_id: bytes) -> None:

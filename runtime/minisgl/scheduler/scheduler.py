@@ -148,8 +148,9 @@ class Scheduler:
 
     @property
     def expects_others(self) -> bool:
-        """Whether several tenants have rows, or one came beside others not long ago."""
-        return self._shares.expects_others(self.now)
+        """Whether several tenants have rows, or one came beside others not long ago. No matter for texts that are
+        pooled, of which a step takes hundreds."""
+        return self.config.pooling is None and self._shares.expects_others(self.now)
 
     @property
     def may_wait(self) -> bool:

@@ -221,10 +221,10 @@ class Dispatching(RuleBasedStateMachine):
         return multiple(request_id)
 
     def send(self, request_id: bytes) -> None:
-        allowed = (1,) if request_id in self.constrained else ()
-        self.dispatcher.submit(
-            submit_of(id=request_id, prompt=PROMPTS[self.kind], max_tokens=100, seed=1, allowed_token_ids=allowed)
-        )
+        # Of several tenants.
+        fields = {"allowed_token_ids": (1,) if request_id in self.constrained else (), "tenant": request_id[-1:]}
+        prompt = PROMPTS[self.kind]
+        self.dispatcher.submit(submit_of(id=request_id, prompt=prompt, max_tokens=100, seed=1, **fields))
 
     @rule(kind=st.integers(0, 1))
     def use_files(self, kind: int) -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.router.dispatcher import MAX_UNANSWERED, Dispatcher
+from minisgl.router.dispatcher import MAX_UNANSWERED, SHARED_SECONDS, UNANSWERED_OF_ONE, Dispatcher
 from minisgl.router.turns import Turns
 from minisgl.tokenizer.session import Progress
-from minisgl.wire.messages import FEATURES, WIRE_VERSION, Abort, Ack, Failed, Submit, Welcome
+from minisgl.wire.messages import FEATURES, WIRE_VERSION, Abort, Ack, Failed, Pool, Submit, Welcome
 from support.frontend.fake_scheduler import card, row
 from support.messages import submit_of
 
@@ -23,7 +23,7 @@ class Engine:
     """A dispatcher, and what it has sent to its one engine."""
 
     def __init__(self) -> None:
-        self.sent: list[Submit] = []
+        self.sent: list[Submit | Pool] = []
         self.aborted: list[bytes] = []
         self.given: list[Any] = []
         self.dispatcher = Dispatcher(
@@ -37,6 +37,11 @@ class Engine:
         self.dispatcher.set_files_in_use(FILES)
         self.dispatcher.add(ENGINE)
         self.welcome()
+        # Several tenants are here.
+        for tenant in ("early", "earlier"):
+            self.answer(Ack(self.submit(tenant, 0)))
+        self.sent.clear()
+        self.given.clear()
 
     def welcome(self) -> None:
         model = card(tokenizer_hashes=FILES, revision="r1")
@@ -58,7 +63,7 @@ class Engine:
 
     def _on_sent(self, address: str, message: Any) -> None:
         match message:
-            case Submit():
+            case Submit() | Pool():
                 self.sent.append(message)
             case Abort():
                 self.aborted.append(message.id)
@@ -77,6 +82,19 @@ def test_a_tenant_waits_for_a_few_requests_of_another_that_has_a_thousand(engine
     for number in range(2):
         engine.answer(Ack(engine.sent[number].id))
     assert other in [submit.id for submit in engine.sent[MAX_UNANSWERED:]]
+
+
+def test_one_tenant_alone_waits_for_hundreds_of_its_own(engine: Engine) -> None:
+    engine.dispatcher.replicas.now += SHARED_SECONDS + 1
+    for number in range(1, 1000):
+        engine.submit("earlier", number)
+    assert len(engine.sent) == UNANSWERED_OF_ONE
+
+
+def test_texts_that_are_pooled_do_not_wait(engine: Engine) -> None:
+    for number in range(1000):
+        engine.dispatcher.submit(Pool(id=number.to_bytes(16), tenant=b"early", prompt=bytes(4)))
+    assert len(engine.sent) == 1000
 
 
 def test_every_kind_of_answer_makes_room(engine: Engine) -> None:
