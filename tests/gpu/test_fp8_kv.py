@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from minisgl.attention.backend import AttentionShape
 from minisgl.attention.balanced_backend import BalancedDecode
 from minisgl.attention.cascade_backend import CascadeDecode
 from minisgl.attention.fa3_backend import Fa3Prefill
+from minisgl.attention.select import select_backends, why_no_fp8
 from minisgl.attention.torch_backend import TorchDecode, TorchPrefill
 from minisgl.kernels.attention.stored_kv import FP8
 from minisgl.wire.shared_prefixes import SharedPrefix
@@ -100,6 +102,31 @@ def test_split_decode(lengths: tuple[int, ...], group: int, head_dim: int) -> No
         CUDA, lengths=lengths, kv_heads=2, group=group, head_dim=head_dim, norm=head_dim == 128, dtype=torch.bfloat16,
         kv_dtype=FP8,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        Sequences(decode=(1, 700, 65)),
+        Sequences(decode=MANY),
+        Sequences(segments=((640, 200), (0, 300), (1, 1), (129, 129))),
+        Sequences(decode=(5, 900), segments=((0, 65), (700, 100))),
+    ],
+    ids=["few rows", "many rows", "prompts", "both"],
+)
+@pytest.mark.parametrize(
+    ("group", "head_dim", "window", "sinks"),
+    [(8, 64, 128, True), (8, 64, None, True), (2, 256, 1024, False), (2, 256, 128, False), (8, 512, None, False)],
+    ids=["gpt-oss in windows", "gpt-oss", "Gemma in windows", "Gemma in short windows", "Gemma 4"],
+)
+def test_layers_of_models_with_windows(
+    group: int, head_dim: int, window: int | None, sinks: bool, sequences: Sequences
+) -> None:
+    shape = replace(_shape(group, head_dim), window=window, sinks=sinks)
+    if reason := why_no_fp8(shape):
+        pytest.skip(reason)
+    case = DenseCase(shape, sequences)
+    _assert_close(case.run(*select_backends("auto", shape)), case)
 
 
 @pytest.mark.parametrize(("count", "kept_from"), [(1, 1), (77, 30)])

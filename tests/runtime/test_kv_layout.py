@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +22,9 @@ CONFIGS = Path(bench.__file__).parent / "configs"
 GPU = EngineConfig(model="", device="cuda")
 
 
-def _layout(model: str, max_model_len: int = 32_768) -> KVLayout:
-    config = json.loads((CONFIGS / f"{model}.json").read_text())
-    return ModelConfig.parse(config).kv_layout(GPU, max_model_len)
+def _layout(model: str, max_model_len: int = 32_768, config: EngineConfig = GPU) -> KVLayout:
+    description = json.loads((CONFIGS / f"{model}.json").read_text())
+    return ModelConfig.parse(description).kv_layout(config, max_model_len)
 
 
 def test_a_long_sequence_of_gemma_4_holds_few_pages_of_layers_with_a_window() -> None:
@@ -38,6 +39,16 @@ def test_a_long_sequence_of_gpt_oss_holds_half_of_the_pages() -> None:
     layout = _layout("gpt-oss-20b")
     one_pool = 32_768 * 48 << 10
     assert layout.sequence_bytes(32_768) <= 0.55 * one_pool
+
+
+@pytest.mark.parametrize("model", ["gemma-4-31b", "gpt-oss-20b"])
+def test_in_fp8_all_pages_take_half_the_memory(model: str) -> None:
+    plain, halved = _layout(model), _layout(model, config=msgspec.structs.replace(GPU, kv_cache_dtype="fp8"))
+    assert (2 * halved.full_bytes, 2 * halved.window_bytes) == (plain.full_bytes, plain.window_bytes)
+    assert 2 * halved.sequence_bytes(32_768) == plain.sequence_bytes(32_768)
+    fewer, more = plain.pages_for(40 << 30), halved.pages_for(40 << 30)
+    # Pages for the prompts of launched steps are as many as before.
+    assert 2 * fewer.full <= more.full <= 2.1 * fewer.full and halved.pool_bytes(more) <= 40 << 30
 
 
 def test_a_sequence_within_the_window_holds_all_its_pages() -> None:

@@ -189,7 +189,7 @@ def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, D
     One name stands for both phases where the backend serves both, and leaves the other phase to `auto` where it does
     not. Raises BackendUnavailable with the reason when a named backend cannot serve `shape`.
     """
-    if reason := _why_no_fp8(shape):
+    if reason := why_no_fp8(shape):
         raise BackendUnavailable(f"an FP8 KV cache cannot be used here: {reason}; use --kv-cache-dtype auto")
     prefill, separator, decode = (part.strip() for part in name.partition(","))
     if not separator:
@@ -201,15 +201,25 @@ def select_backends(name: str, shape: AttentionShape) -> tuple[PrefillBackend, D
     return _select("prefill", prefill, _PREFILL, shape), _select("decode", decode, _DECODE, shape)
 
 
-def _why_no_fp8(shape: AttentionShape) -> str | None:
+def why_no_fp8(shape: AttentionShape) -> str | None:
     """Reason why a pool in FP8 cannot be used for `shape`, or None."""
     if shape.stored_dtype == shape.dtype or shape.device.type != "cuda":
         return None
     if torch.cuda.get_device_capability(shape.device) < (8, 9):
         return "it needs a GPU that converts FP8 (Ada, Hopper or later)"
-    if shape.window is not None:
-        return f"the model attends to its last {shape.window} tokens only, for which no fast kernel reads FP8"
+    if shape.window is None and shape.softcap is None:
+        return None
+    # Kernels of packages neither read FP8 behind windows nor bound its scores: ours must serve all steps.
+    if reason := triton_backend.why_not(shape):
+        return f"no fast kernel reads it for prompts {_feature(shape)}: {reason}"
+    name, _, reasons = _first_that_serves(_DECODE, shape)
+    if name == "torch":
+        return f"no fast kernel reads it for rows {_feature(shape)}: {'; '.join(reasons)}"
     return None
+
+
+def _feature(shape: AttentionShape) -> str:
+    return "with bounded scores" if shape.window is None else f"with a window of {shape.window} tokens"
 
 
 def _select(phase: str, name: str, choices: Mapping[str, _Choice[Backend]], shape: AttentionShape) -> Backend:

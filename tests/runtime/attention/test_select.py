@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from minisgl.attention import (
     xqa_backend,
 )
 from minisgl.attention.backend import BackendUnavailable
-from minisgl.attention.select import select_backends
+from minisgl.attention.select import select_backends, why_no_fp8
+from minisgl.kernels.attention.stored_kv import FP8
 from minisgl.kernels.compile import flashinfer_setup
 from minisgl.kernels.compile.flashinfer_kernels import XqaKernel
 from support.kernels.dense_attention import attention_shape
@@ -67,6 +69,39 @@ def test_windows_need_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "use_swa_True" in str(flashinfer_backend.why_not(windowed))
     assert "sliding window" in str(cascade_backend.why_not(windowed))
     assert balanced_backend.why_not(windowed) is None and split_backend.why_not(windowed) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"window": 128, "head_dim": 64, "sinks": True}, None),
+        ({"window": 1024, "head_dim": 256}, None),
+        ({"head_dim": 512}, None),
+        ({"window": 128, "dtype": torch.float32}, "prompts with a window of 128 tokens: it computes in bfloat16"),
+        ({"window": 128, "page_size": 48}, "prompts with a window of 128 tokens: it serves pages of 16"),
+        ({"window": 128, "head_dim": 96}, "prompts with a window of 128 tokens: it serves head sizes"),
+        (
+            {"window": 128, "page_size": 16, "query_heads": 64},
+            "rows with a window of 128 tokens: not balanced, because",
+        ),
+        ({"softcap": 50.0}, "rows with bounded scores: not balanced, because it does not bound scores"),
+    ],
+)
+def test_an_fp8_cache_needs_fast_kernels_for_windows_and_bounded_scores(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    shape = dataclasses.replace(CPU, device=torch.device("cuda"), kv_dtype=FP8, **change)
+    refused = why_no_fp8(shape)
+    assert refused is None if reason is None else reason in str(refused)
+
+
+def test_older_gpus_have_no_fp8_cache_behind_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    plain = dataclasses.replace(CPU, device=torch.device("cuda"), kv_dtype=FP8)
+    assert why_no_fp8(plain) is None
+    with pytest.raises(BackendUnavailable, match="it needs a Hopper GPU; use --kv-cache-dtype auto"):
+        select_backends("auto", dataclasses.replace(plain, window=128))
 
 
 def test_a_missing_compiled_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from minisgl import LLM, SamplingParams
 from minisgl.toy.tiny import write_tiny_checkpoint
+from support.numerics.family_checkpoints import write_family_checkpoint
 
 PROMPTS = [[5 + (i * 7 + row) % 90 for i in range(3 + 7 * row)] for row in range(6)]
 
@@ -29,6 +30,16 @@ def test_tokens_do_not_depend_on_the_cuts_of_prompts_or_on_preemption(checkpoint
     whole, _ = _tokens(checkpoint, max_step_tokens=512, num_pages=200)
     cut, _ = _tokens(checkpoint, max_step_tokens=16, num_pages=200)
     # Six answers need 90 pages.
+    preempted, _ = _tokens(checkpoint, max_step_tokens=64, num_pages=30)
+    assert whole == cut == preempted
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "gemma4, shared layers", "gpt-oss"])
+def test_tokens_behind_windows_do_not_depend_on_cuts_or_on_preemption(family: str, tmp_path: Path) -> None:
+    """Windows of 12 tokens or less, whose pages hold NaN once they are released."""
+    checkpoint = write_family_checkpoint(tmp_path, family)
+    whole, _ = _tokens(checkpoint, max_step_tokens=512, num_pages=200)
+    cut, _ = _tokens(checkpoint, max_step_tokens=16, num_pages=200)
     preempted, _ = _tokens(checkpoint, max_step_tokens=64, num_pages=30)
     assert whole == cut == preempted
 

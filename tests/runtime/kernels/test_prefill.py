@@ -25,12 +25,16 @@ def test_attention_matches_float64(errors: dict[str, float], name: str) -> None:
     assert 0 <= errors[name] < 1e-5
 
 
+@pytest.mark.parametrize("stored", ["*bf16", "*fp8e4nv"])
 @pytest.mark.parametrize(
-    ("head_dim", "group", "window", "softcap"), [(512, 8, 0, 0.0), (64, 8, 128, 0.0), (256, 2, 0, 50.0)]
+    ("head_dim", "group", "window", "softcap"),
+    [(512, 8, 0, 0.0), (64, 8, 128, 0.0), (256, 2, 1024, 0.0), (256, 2, 0, 50.0)],
 )
-def test_a_program_fits_on_a_hopper_multiprocessor(head_dim: int, group: int, window: int, softcap: float) -> None:
+def test_a_program_fits_on_a_hopper_multiprocessor(
+    head_dim: int, group: int, window: int, softcap: float, stored: str
+) -> None:
     tiles = prefill_triton.choose_tiles(head_dim, 64)
-    types = dict.fromkeys(("q", "keys", "values", "sinks", "out"), "*bf16")
+    types = dict.fromkeys(("q", "sinks", "out"), "*bf16") | dict.fromkeys(("keys", "values"), stored)
     aligned = [*types, "q_stride"]
     types |= dict.fromkeys(("segments", "pages_per_row", "q_stride"), "i32")
     types |= dict.fromkeys(("scale", "value_scale"), "fp32")

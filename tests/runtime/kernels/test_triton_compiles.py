@@ -254,6 +254,9 @@ SCORES = dict.fromkeys(("scores", "best_scores"), FLOATS)
                 (4, 128, 4096, True, False, HALVES),
                 (5, 128, 0, True, True, FP8S),
                 (7, 64, 0, False, False, FP8S),
+                (8, 64, 128, True, False, FP8S),
+                (2, 256, 1024, True, False, FP8S),
+                (8, 512, 0, True, False, FP8S),
             )
         ),
         *(

@@ -377,6 +377,7 @@ def _cases() -> dict[str, Case]:
         (1, 6, 3, 128, False, 0, single),
         (3, 16, 8, 128, True, 1, half, FP8),
         (2, 5, 1, 64, False, 0, half, FP8),
+        (2, 8, 1, 512, False, 1, half, FP8),
     ):
         kv_dtype = stored[0] if stored else None
         name = f"rotate and store {count}x{q_heads}/{k_heads}x{head_dim} {dtype} norm={norm} kept from {kept_from}"
@@ -442,6 +443,8 @@ def _cases() -> dict[str, Case]:
         ((300, 65), 2, 1, 64, 32, 1),
         ((1, 2, 33, 300), 2, 3, 64, 32, None, FP8),
         ((129, 128), 1, 2, 128, 64, None, FP8),
+        ((300, 77, 40, 41), 1, 2, 64, 32, 40, FP8),
+        ((40, 33), 1, 8, 512, 32, None, FP8),
     ):
         kv_dtype = stored[0] if stored else None
         name = f"split decode {lengths} {kv_heads}x{group}x{head_dim} pages of {page_size} window {window}"
@@ -450,10 +453,11 @@ def _cases() -> dict[str, Case]:
             check_split_decode, lengths=lengths, kv_heads=kv_heads, group=group, head_dim=head_dim,
             page_size=page_size, dtype=half, window=window, kv_dtype=kv_dtype,
         )  # fmt: skip
-    cases["split decode with sinks"] = partial(
-        check_split_decode, lengths=(1, 2, 33, 300), kv_heads=2, group=8, head_dim=64, page_size=32, dtype=half,
-        window=40, sinks=True,
-    )  # fmt: skip
+    for stored_in in (None, FP8):
+        cases["split decode with sinks" + (f" in {stored_in}" if stored_in else "")] = partial(
+            check_split_decode, lengths=(1, 2, 33, 300), kv_heads=2, group=8, head_dim=64, page_size=32, dtype=half,
+            window=40, sinks=True, kv_dtype=stored_in,
+        )  # fmt: skip
     cases["biases and activation of experts"] = partial(check_gated_rows, dtype=half)
     cases["sum of experts with biases"] = partial(check_weighted_sum, dtype=half)
     for natural in (False, True):
@@ -464,6 +468,8 @@ def _cases() -> dict[str, Case]:
         ((300, 40), 1, 4, 64, True, 40),
         ((40, 33), 1, 8, 512, False, None),
         ((129, 128), 1, 2, 128, True, None, FP8),
+        ((300, 40), 1, 4, 64, True, 40, FP8),
+        ((40, 33), 1, 8, 512, False, None, FP8),
     ):
         kv_dtype = stored[0] if stored else None
         name = f"rotated split decode {lengths} {kv_heads}x{group}x{head_dim} norm={norm} window {window}"

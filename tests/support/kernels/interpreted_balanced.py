@@ -69,6 +69,7 @@ CASES = {
     "FP8": Case(MANY, fp8=True, group=5, spans=7),
     "FP8, wide heads": Case((140, 150, 129), fp8=True, head_dim=128, stages=6),
     "FP8, a window": Case(MANY, fp8=True, window=70, spans=7),
+    "FP8, a window and heads of 256": Case((140, 150, 129), fp8=True, head_dim=256, block=16, stages=6, window=70),
     "sinks": Case((0, *MANY), sinks=True),
     "sinks and a window of FP8": Case(MANY, sinks=True, window=70, fp8=True, group=8, spans=7),
 }

@@ -64,6 +64,12 @@ CASES = {
     "a window of one token": Case(((0, 20), (33, 9)), window=1),
     "sinks": Case(((0, 40), (20, 9)), sinks=True, window=16),
     "FP8": Case(((0, 30), (33, 9)), fp8=True),
+    "FP8, a window": Case(((0, 70), (100, 40), (31, 1)), decode=(9,), window=30, fp8=True),
+    "FP8, sinks and a window, pages of 64": Case(
+        ((0, 40), (90, 9)), group=8, kv_heads=1, head_dim=64, page_size=64, sinks=True, window=16, fp8=True
+    ),
+    "FP8, heads of 512": Case(((0, 9), (40, 10)), group=8, kv_heads=1, head_dim=512, page_size=64, fp8=True),
+    "FP8, bounded scores": Case(((0, 40), (20, 30)), softcap=1.5, fp8=True),
     "bounded scores": Case(((0, 40), (20, 30)), softcap=1.5),
     "more segments than are counted at a time": Case(((0, 1), (3, 2), (0, 5)) * 30, kv_heads=1),
 }
