@@ -14,6 +14,8 @@ import msgspec
 
 TYPICAL_TOKENS: Final = 2048
 """Tokens of a typical sequence, running or cached: a chat."""
+_CHATS: Final = (TYPICAL_TOKENS // 2, TYPICAL_TOKENS, 2 * TYPICAL_TOKENS)
+"""Tokens of chats, equally many of each length, for which the pages of layers with a window are made."""
 _LAUNCHED_STEPS: Final = 2
 _LAUNCHED_SHARE: Final = 0.125
 """Most pages, relative to those of all layers, for prompt tokens of launched steps: steps are shorter otherwise."""
@@ -109,23 +111,34 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
         A sequence of any length holds the pages of one window, so the right number depends on how long sequences are.
         Too few would leave the other pages unused while sequences are short, and cached prompts without the windows
         from which a request can continue them; too many take the memory of longer sequences. The pages are those that
-        all pages can use if they are full of typical sequences, with the windows at their ends and checkpoints: with
-        fewer, prefixes of chats were found less often than in one pool of the same memory. Where no layer attends to
-        all tokens the other pages cost nothing, and sequences may all be as long as possible.
+        all pages can use if they are full of sequences of half, once and twice the typical length, equally many, with
+        the windows that the cache keeps longest: with fewer, prefixes of chats were found less often than in one pool
+        of the same memory. Where no layer attends to all tokens the other pages cost nothing, and sequences may all be
+        as long as possible.
 
         To these come the prompt tokens of two steps, since one is launched before the pages of the step before it are
         released. More than `full` cannot be used: whoever has such a page has the other one, too.
         """
         if self.window is None:
             return 0
-        held = row_pages(self.window, self.page_size)
-        typical = min(TYPICAL_TOKENS, self.max_model_len) if self.full_bytes else self.max_model_len
-        pages = -(-typical // self.page_size)
-        checkpoints = (pages - 1) // checkpoint_pages(self.window, self.page_size) if self.full_bytes else 0
-        kept = min(pages, held + checkpoints * -(-(self.window - 1) // self.page_size))
+        if self.full_bytes:
+            lengths = [min(tokens, self.max_model_len) for tokens in _CHATS]
+            pages = [-(-length // self.page_size) for length in lengths]
+            cached = -(-full * sum(map(self._kept_pages, pages)) // sum(pages))
+        else:
+            sequences = -(-full // self.pages_per_row)
+            cached = sequences * min(self.pages_per_row, row_pages(self.window, self.page_size))
         step = -(-min(self.max_step_tokens, self.max_model_len) // self.page_size)
         launched = min(_LAUNCHED_STEPS * step, int(full * _LAUNCHED_SHARE))
-        return min(full, -(-full * self.page_size // typical) * kept + launched)
+        return max(min(full, cached + launched), self.least_window(full))
+
+    def _kept_pages(self, pages: int) -> int:
+        """Pages of layers with a window, of a cached sequence of `pages`, that are evicted behind all others: the first
+        window, those at checkpoints and those that its row held at the end."""
+        assert self.window is not None
+        needed = -(-(self.window - 1) // self.page_size)
+        checkpoints = (pages - 1) // checkpoint_pages(self.window, self.page_size)
+        return min(pages, needed + checkpoints * needed + row_pages(self.window, self.page_size))
 
     def pages_for(self, available: int) -> PoolPages:
         """The pages that `available` bytes hold, at most those that all rows can fill.

@@ -8,6 +8,7 @@ The cache refers to a page by a number that is used once, so a page is evicted w
 reference is void from then on. Pages are evicted in the order in which they were last read, but some only behind all
 others: the last pages of requests and of prompts, those from which a request has continued, and those of a place every
 so many pages, see `checkpoint_pages`. There requests are likely to part, and they need no other pages of these layers.
+Between both come the pages of a first window: requests can part behind any of them, and need those before it only.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ References = NDArray[np.int64]
 
 ABSENT: Final = -1
 NO_REFERENCES: Final[References] = np.empty(0, np.int64)
+
+_INNER: Final = 0
+_FIRST_WINDOW: Final = 1
+_LASTING: Final = 2
+"""Worth of pages of the cache, see above."""
 
 _VOID: Final = -2
 """Reference of pages that are not cached; no reference is equal to it."""
@@ -60,11 +66,11 @@ class WindowPages:
         self._references: References = np.full(pages, _VOID, np.int64)
         self._next_reference = 0
         self._readers: IntArray = np.zeros(pages, np.int32)
-        self._kept: NDArray[np.bool_] = np.zeros(pages, np.bool_)
-        """Pages that are evicted behind all others."""
-        self._queues: tuple[deque[tuple[int, int]], ...] = (deque(), deque())
-        """Evictable pages with the time since when they are, in this order: others, then kept ones. An entry with
-        another time than that of `_since` is stale."""
+        self._worth: NDArray[np.int8] = np.zeros(pages, np.int8)
+        """Queue of each page."""
+        self._queues: tuple[deque[tuple[int, int]], ...] = (deque(), deque(), deque())
+        """Evictable pages with the time since when they are, by their worth: all pages of a queue are evicted before
+        those of the next one. An entry with another time than that of `_since` is stale."""
         self._since: NDArray[np.int64] = np.full(pages, -1, np.int64)
         self._clock = 0
         self._grown: list[IntArray] = []
@@ -96,7 +102,7 @@ class WindowPages:
         """Keep the last pages of a prefix that a request continues, for a row that reads them. Returns them."""
         held = references[self._held_from(references) :]
         pages = _pages(held)
-        self._kept[pages] = True
+        self._worth[pages] = _LASTING
         idle = pages[self._readers[pages] == 0]
         self.evictable -= len(idle)
         self._since[idle] = -1
@@ -113,9 +119,9 @@ class WindowPages:
         since = np.arange(self._clock, self._clock + len(idle))
         self._clock += len(idle)
         self._since[idle] = since
-        entries = zip(idle.tolist(), since.tolist(), self._kept[idle].tolist(), strict=True)
-        for page, time, kept in entries:
-            self._queues[kept].append((page, time))
+        entries = zip(idle.tolist(), since.tolist(), self._worth[idle].tolist(), strict=True)
+        for page, time, worth in entries:
+            self._queues[worth].append((page, time))
         for queue in self._queues:
             if len(queue) > 2 * len(self._since) + 64:
                 current = [entry for entry in queue if self._since[entry[0]] == entry[1]]
@@ -174,7 +180,8 @@ class WindowPages:
         at_checkpoint = index % self._stride >= self._stride - self._needed
         prompt_ends = np.repeat(prompts[behind] // self._page_size, counts)
         at_end = (index < prompt_ends) & (index >= prompt_ends - self._needed)
-        self._kept[pages] |= at_checkpoint | at_end
+        worth = np.select([at_checkpoint | at_end, index < self._needed], [_LASTING, _FIRST_WINDOW], _INNER)
+        self._worth[pages] = np.maximum(self._worth[pages], worth)
         self._leave(pages)
 
     def release(self, slot: int, *, keep: bool) -> None:
@@ -182,7 +189,7 @@ class WindowPages:
         pages = self._pages(slot)
         self.first[slot] = self.end[slot] = 0
         if keep:
-            self._kept[pages] = True
+            self._worth[pages] = _LASTING
         self._leave(pages)
 
     def reclaimable(self, slot: int) -> int:
@@ -222,7 +229,7 @@ class WindowPages:
         self.pool.transfer_to_cache(pages)
         self._references[pages] = references
         self._readers[pages] = 1
-        self._kept[pages] = keep
+        self._worth[pages] = _LASTING if keep else _INNER
 
     def drop(self, references: References) -> None:
         """Forget what the cache refers to no longer. A row that reads such a page is its owner again: it has offered
@@ -260,7 +267,7 @@ class WindowPages:
         if count > self.pool.free:
             self._evict(count - self.pool.free)
         pages = self.pool.allocate(count)
-        self._kept[pages] = False
+        self._worth[pages] = _INNER
         return pages
 
     def _evict(self, count: int) -> None:

@@ -135,6 +135,37 @@ def test_inner_pages_are_evicted_before_those_at_the_ends_of_requests() -> None:
     assert again.cached == 60 and again.tokens == again.expected()
 
 
+def test_requests_part_behind_any_page_of_the_first_window() -> None:
+    """The window is so wide that no other place of the prompt is kept."""
+    served = harness(window=40, window_pages=60)
+    long = prompt(160)
+    served.submit(long, 1)
+    served.run()
+    held = windows(served)
+    held._evict(len(held._queues[0]))
+    within = served.submit([*long[:22], *prompt(5, 1)], 3)
+    served.run()
+    assert within.cached == 20 and within.tokens == within.expected()
+    behind = served.submit([*long[:100], *prompt(5, 2)], 3)
+    served.run()
+    assert behind.cached == 40 and behind.tokens == behind.expected()
+
+
+def test_the_end_of_a_prompt_outlasts_its_first_window() -> None:
+    served = harness(window=40, window_pages=60)
+    long = prompt(160)
+    served.submit(long, 1)
+    served.run()
+    held = windows(served)
+    held._evict(sum(map(len, held._queues[:2])))
+    part = served.submit([*long[:22], 1], 3)
+    served.run()
+    assert part.cached == 0 and part.tokens == part.expected()
+    last = served.submit([*long, 5], 3)
+    served.run()
+    assert last.cached == 160 and last.tokens == last.expected()
+
+
 def test_prompts_that_need_all_pages_are_computed_in_turn() -> None:
     served = harness(window_pages=7, rows=4, budget=12)
     answers = [served.submit(prompt(60, seed), 2, ignore_eos=True) for seed in range(4)]
@@ -227,7 +258,7 @@ def _hit_rate(config: SchedulerConfig, trace: list[dict[str, Any]]) -> float:
     return scheduler.counters.cached_tokens / scheduler.counters.prompt_tokens
 
 
-@pytest.mark.parametrize(("model", "gib"), [("gpt-oss-20b", 4), ("gemma-4-31b", 150)])
+@pytest.mark.parametrize(("model", "gib"), [("gpt-oss-20b", 4), ("gemma-4-31b", 65), ("gemma-4-31b", 150)])
 def test_chats_are_found_in_the_cache_as_often_as_in_one_pool(model: str, gib: int, tmp_path: Path) -> None:
     """Replays a trace with pools that are too small for all of its prompts."""
     command = [sys.executable, str(ROOT / "benchmarks/chat_trace.py"), str(tmp_path / "trace"), "--requests", "300"]
