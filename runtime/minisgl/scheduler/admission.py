@@ -61,6 +61,8 @@ class Admission:
         """Head of the queue that did not fit; tried again when pages were released."""
         self._hopeless_head: Request | None = None
         """The same, if it would not fit either with all pages that other tenants could give up."""
+        self._growing: int | None = None
+        """Tokens that rows may still generate, as far as they count, within a plan; None: not counted yet."""
         self._kept_rows = min(KEPT_ROWS, config.max_running // KEPT_ROWS_OF)
 
     def retry(self) -> None:
@@ -93,6 +95,8 @@ class Admission:
             self._blocked_head = request
             return None
         self._queue.pop()
+        if self._growing is not None:
+            self._growing += _growth(request)
         first_time = request.cached is None
         own = self._pages.allocate(needed)
         slot = self._table.admit(request, cached, own, self._page_size, self._pages.next_row())
@@ -128,15 +132,18 @@ class Admission:
     def _expected_need(self, new: Request, prefix: LockedPrefix, missing: int) -> Room:
         """Pages that must be free for the `missing` ones of a new request behind `prefix`, and for the tokens that it
         and running requests will probably generate."""
-        table = self._table
-        running = (table.phase == Phase.PREFILL) | (table.phase == Phase.DECODE)
-        left = np.append(table.limit[running] - table.length[running], new.limit - len(new.tokens))
-        tokens = np.minimum(left, GROWTH_TOKENS_MAX) * self._growth_share
-        full = missing + int((tokens / self._page_size).sum())
-        if (windows := self._pages.windows) is None:
+        windows = self._pages.windows
+        if self._growing is None or windows is not None:
+            table = self._table
+            running = (table.phase == Phase.PREFILL) | (table.phase == Phase.DECODE)
+            growth = np.minimum(table.limit[running] - table.length[running], GROWTH_TOKENS_MAX)
+            self._growing = int(growth.sum())
+        own = _growth(new) * self._growth_share
+        full = missing + int((self._growing * self._growth_share + own) / self._page_size)
+        if windows is None:
             return Room(full, 0)
-        own = windows.missing(running, table.length[running], tokens[:-1])
-        return Room(full, int(own + windows.missing_behind(prefix.windows, len(new.tokens), float(tokens[-1]))))
+        others = windows.missing(running, table.length[running], growth * self._growth_share)
+        return Room(full, int(others + windows.missing_behind(prefix.windows, len(new.tokens), own)))
 
     def make_room(self) -> None:
         """Preempt a row for the head of the queue if its tenant has fewer than another one, unless enough rows will be
@@ -218,7 +225,9 @@ class Admission:
         return sorted(running, key=lambda request: request.priority_key)
 
     def release_settled(self) -> None:
-        """Free the rows that ended or were preempted and are in no launched step any more."""
+        """Free the rows that ended or were preempted and are in no launched step any more, as at the begin of a
+        plan."""
+        self._growing = None
         for slot in self._table.settled():
             self._release(slot)
 
@@ -240,6 +249,7 @@ class Admission:
         return -(-len(request.tokens) // self._page_size) - len(cached)
 
     def _preempt(self, slot: int) -> None:
+        self._growing = None
         self._table.preempt(slot)
         self._counters.preemptions += 1
         if self._table.in_flight[slot] == 0:
@@ -255,3 +265,8 @@ class Admission:
         if preempting:
             self._queue.push(request)
         self._blocked_head = self._hopeless_head = None
+
+
+def _growth(request: Request) -> int:
+    """Tokens that a request may generate, as far as they count."""
+    return min(request.limit - len(request.tokens), GROWTH_TOKENS_MAX)

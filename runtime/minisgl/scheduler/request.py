@@ -253,7 +253,8 @@ class RequestTable:
         self.joined_and_ended += 1
         self.constrained[slot] = is_constrained = request.is_constrained
         self.num_constrained += is_constrained
-        self._may_end[list(request.stop_token_ids)] += 1
+        if request.stop_token_ids:
+            self._may_end[list(request.stop_token_ids)] += 1
         return slot
 
     def launch_prefill(self, slot: int, count: int) -> bool:
@@ -395,7 +396,8 @@ class RequestTable:
         self.num_constrained -= int(self.constrained[slot])
         self.constrained[slot] = False
         self.may_draft[slot] = False
-        self._may_end[list(request.stop_token_ids)] -= 1
+        if request.stop_token_ids:
+            self._may_end[list(request.stop_token_ids)] -= 1
         self._free_rows.append(slot)
         self.rows_of[request.tenant] -= 1
         if not self.rows_of[request.tenant]:

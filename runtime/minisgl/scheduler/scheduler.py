@@ -268,7 +268,7 @@ class Scheduler:
                 [self.table.tokens[slot, start : start + length] for slot, start, length, _ in segments]
             )
         if admitted:
-            updates += map(self._all_pages, admitted)
+            updates.append(self._all_pages(admitted))
             new_rows = np.stack([_sampling_row(request) for request in admitted], axis=1)
             processors = np.concatenate([encode_logits_processors(request, self.config) for request in admitted])
             if self.drafts.are_on:
@@ -586,11 +586,12 @@ class Scheduler:
         in_progress = int((self.table.prefill_end[slots] - self.table.computed[slots]).sum()) if slots else 0
         return self.times.costs.token * (in_progress + self.queue.tokens)
 
-    def _all_pages(self, request: Request) -> IntArray:
-        """`StepPlan.page_updates` of a row that joins."""
-        assert request.slot is not None
-        pages = self.table.pages(request.slot)
-        return np.stack((np.full(len(pages), request.slot, np.int32), np.arange(len(pages), dtype=np.int32), pages))
+    def _all_pages(self, joining: Iterable[Request]) -> IntArray:
+        """`StepPlan.page_updates` of rows that join."""
+        slots = np.array([request.slot for request in joining], np.int32)
+        counts = self.table.num_pages[slots]
+        rows, index = np.repeat(slots, counts), runs(counts)[1]
+        return np.stack((rows, index, self.table.page_table[rows, index]))
 
     def _second_texts(self, slots: IntArray) -> IntArray:
         """`StepPlan.second_texts` of the segments with these slots."""
