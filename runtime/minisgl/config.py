@@ -30,9 +30,9 @@ TaskChoice = Literal["auto", "generate", "embed", "rerank", "classify"]
 MAX_RUNNING: Final = 1 << 16
 """Largest number of rows of the tables, which are allocated at the start."""
 DEFAULT_PAGE_SIZE: Final[Mapping[Device, int]] = {"cuda": 64, "cpu": 16}
+"""Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
 TEXT_PAGE_SIZE: Final = 16
 """Tokens of a page where texts are pooled, see `ModelConfig.text_page_size`."""
-"""Tokens. The fast decode kernels on CUDA need 64; small pages waste less of a CPU's small pool."""
 DEFAULT_STEP_TOKENS: Final = 64 * hopper.MULTIPROCESSORS
 """Matrix products of so many rows fill whole waves of the multiprocessors of an H100 or H200 with tiles of 128."""
 ATTENTION_BACKENDS: Final = ("torch", "flashinfer", "xqa", "balanced", "split", "fa3", "triton")
