@@ -116,7 +116,7 @@ test-gpu: install  ## run the tests that need a CUDA device
 lock: install  ## update the lock files from the dependencies in pyproject.toml
 	.venv/bin/uv pip compile pyproject.toml -q --upgrade --universal --python-version 3.11 --generate-hashes \
 		--extra frontend --extra engine --extra operator --extra dev --custom-compile-command 'make lock' -o requirements.lock
-	.venv/bin/uv pip compile pyproject.toml -q --upgrade --python-platform x86_64-manylinux_2_28 --python-version 3.11 \
+	.venv/bin/uv pip compile pyproject.toml -q --upgrade --python-platform x86_64-manylinux_2_31 --python-version 3.11 \
 		--generate-hashes --extra frontend --extra engine --extra operator --extra dev --extra cuda -c requirements.lock \
 		--custom-compile-command 'make lock' -o requirements-cuda.lock
 	for image in operator frontend; do \

@@ -99,9 +99,7 @@ def test_it_serves_the_namespaces_of_the_operator_with_the_image_of_frontends() 
 @pytest.mark.parametrize(
     ("values", "places"), [(ENABLED, [("ClusterRole", None)]), (OF_TEAMS, [("Role", "team-a"), ("Role", "team-b")])]
 )
-def test_it_reads_models_where_they_are_and_nothing_else(
-    values: Object, places: list[tuple[str, Any]]
-) -> None:
+def test_it_reads_models_where_they_are_and_nothing_else(values: Object, places: list[tuple[str, Any]]) -> None:
     rules = {
         (each["kind"], each["metadata"].get("namespace")): each["rules"]
         for each in gateway(values, "Role", "ClusterRole")
@@ -251,6 +249,11 @@ def test_gateways_of_the_gateway_api_find_the_endpoint_picker(plaintext: bool, p
     assert role["metadata"]["namespace"] == NAMESPACE
     slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     assert role["rules"] == [slices]
+
+
+def test_the_endpoint_picker_names_one_endpoint_if_the_values_say_so() -> None:
+    values: Object = {"gateway": {"enabled": True, "endpointPicker": {"enabled": True, "single": True}}}
+    assert container(values)["args"][-2:] == ["--endpoint-picker-port=9002", "--endpoint-picker-single"]
 
 
 def test_gateways_in_all_namespaces_reach_the_endpoint_picker_unless_the_values_say_otherwise() -> None:

@@ -122,6 +122,9 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_picker_plaintext: Annotated[
         bool, option("serve this port without TLS; otherwise its certificate is self-signed")
     ] = False
+    endpoint_picker_single: Annotated[
+        bool, option("name one endpoint for a request, for Gateways that cannot read a list; otherwise up to three")
+    ] = False
     drain_timeout: Annotated[
         Seconds,
         option("time for running requests to finish after SIGTERM; a second signal stops them", default="{:g} seconds"),

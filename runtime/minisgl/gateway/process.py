@@ -200,16 +200,18 @@ class GatewayServer:
         """Make the endpoint picker, and add its source. `problem` returns why it is not ready; empty: it is."""
         # gRPC takes a while to load.
         from minisgl.gateway.endpoint_picker.picker import Picker
+        from minisgl.gateway.endpoint_picker.picks import MAX_ENDPOINTS, Picks
         from minisgl.gateway.endpoint_picker.server import PickerServer
 
+        picks = Picks(1 if self._options.endpoint_picker_single else MAX_ENDPOINTS)
         if self._backends:
-            picker = Picker(gateway, of_backends, everything)
+            picker = Picker(gateway, picks, of_backends, everything)
             gateway.directory.on_change(lambda key: picker.endpoints_changed())
         else:
             assert self._access is not None
             api_server = Client(_CONNECT_SECONDS, self._access.tls())
             self._endpoints = endpoints = ClusterEndpoints(api_server, self._access)
-            picker = Picker(gateway, endpoints.of, endpoints.serves)
+            picker = Picker(gateway, picks, endpoints.of, endpoints.serves)
             endpoints.on_change(picker.endpoints_changed)
             sources.append(endpoints)
         self._picker = PickerServer(picker, problem)

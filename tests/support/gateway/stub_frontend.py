@@ -100,8 +100,21 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
     first, *lines = head.rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    if headers.get("transfer-encoding") == "chunked":
+        body = await _read_chunks(reader)
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
     return Received(method, path, headers, body, writer, reader)
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readexactly(2)
+    while await reader.readline() != b"\r\n":
+        continue
+    return body
 
 
 @contextlib.asynccontextmanager

@@ -16,12 +16,12 @@ class Picker:
     """What all streams share. All methods belong to the event loop."""
 
     def __init__(
-        self, gateway: Gateway, find: Callable[[Model], Sequence[str]], serves: Callable[[Model], bool]
+        self, gateway: Gateway, picks: Picks, find: Callable[[Model], Sequence[str]], serves: Callable[[Model], bool]
     ) -> None:
         """`find` returns the ready endpoints of a model. `serves` tells whether requests for a model may come here."""
         self.gateway = gateway
         self.serves = serves
-        self.picks = Picks()
+        self.picks = picks
         self._find = find
         self._changed = asyncio.Event()
 

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-_MAX_ENDPOINTS: Final = 3
+MAX_ENDPOINTS: Final = 3
 """Endpoints that one request may be tried at: it may be what they die of."""
 
 
 class Picks:
     """Requests in flight by endpoint, as far as this picker has sent them there."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_ENDPOINTS) -> None:
+        """`most`: endpoints that a request gets."""
+        self._most = most
         self.in_flight: Counter[str] = Counter()
         self._turn = 0
 
@@ -23,7 +25,7 @@ class Picks:
         turn = self._turn % len(candidates)
         self._turn += 1
         rotated = [*candidates[turn:], *candidates[:turn]]
-        return sorted(rotated, key=lambda each: self.in_flight[each])[:_MAX_ENDPOINTS]
+        return sorted(rotated, key=lambda each: self.in_flight[each])[: self._most]
 
 
 class Pick:
