@@ -111,8 +111,9 @@ def _cpu_seconds(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def request(path: str, body: bytes) -> bytes:
-    return b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+def request(path: str, body: bytes, headers: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 async def until_ready(port: int) -> None:

@@ -1,19 +1,22 @@
 """What traces cost: processor time of a frontend, and of a gateway in front of it, with 10 % of the requests recorded
-and without traces: `python benchmarks/traces.py`.
+and with none: `python benchmarks/traces.py`.
 
-Both pairs of processes run all the time and get the same requests in turn, so that whatever else the machine does
-weighs on both. A measurement takes about as long as spans wait for their export. Engine and collector are stubs.
+Clients say which requests are recorded, so that the same two processes do both in turn: two equal processes differ by
+more than traces cost. Engine and collector are stubs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import random
 import re
 import statistics
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,9 +30,13 @@ from gateway import request, start, until_ready
 from minisgl.bench.report import Metric, report
 from minisgl.flags.arguments import Parser, add_json_argument, integer
 from minisgl.frontend.config import FrontendConfig, TraceOptions
+from minisgl.frontend.tracing.context import TRACEPARENT, traceparent
 from minisgl.gateway.config import GatewayOptions
 
-_SHARE: Final = 0.1
+_EVERY: Final = 10
+"""One in so many requests is recorded."""
+_EXPORT_MS: Final = 200
+"""Spans wait so long for their export, which is part of the measurement of their requests."""
 _TARGET_PERCENT: Final = 1.0
 _CHAT: Final = {"messages": [{"role": "user", "content": "What does a trace show?"}], "ignore_eos": True}
 _LOADS: Final = {"token": (32, 1, 64, 4), "request": (8, 25, 1, 8)}
@@ -50,10 +57,10 @@ class _Collector(BaseHTTPRequestHandler):
         pass
 
 
-def _run_frontend(encoded: bytes, index: int, traces: TraceOptions, parent: Connection) -> None:
+def _run_frontend(encoded: bytes, traces: TraceOptions, parent: Connection) -> None:
     from minisgl.frontend.process import FrontendServer
 
-    worker = msgspec.json.decode(encoded, type=Scenario).workers[index]
+    [worker] = msgspec.json.decode(encoded, type=Scenario).workers
     addresses = (worker.frontend_address,)
     config = FrontendConfig(port=0, tokenizer_addresses=addresses, tokenizer=worker, traces=traces)
     FrontendServer(config).run(parent.send)
@@ -71,20 +78,22 @@ def _cpu_seconds(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-async def _load(port: int, connections: int, requests: int, tokens: int) -> None:
-    chat = request("/v1/chat/completions", msgspec.json.encode({**_CHAT, "max_tokens": tokens, "stream": tokens > 1}))
+async def _load(port: int, connections: int, requests: int, tokens: int, *, recorded: bool) -> None:
+    body = msgspec.json.encode({**_CHAT, "max_tokens": tokens, "stream": tokens > 1})
 
-    async def connection() -> None:
+    async def connection(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-        for _ in range(requests):
-            writer.write(chat)
+        for each in range(requests):
+            is_recorded = recorded and (number * requests + each) % _EVERY == 0
+            parent = traceparent(1 + random.getrandbits(120), 1 + random.getrandbits(60), sampled=is_recorded)
+            writer.write(request("/v1/chat/completions", body, f"{TRACEPARENT}: {parent}\r\n"))
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 "), head
             length = re.search(rb"content-length: (\d+)", head)
             await (reader.readuntil(b"\r\n0\r\n\r\n") if length is None else reader.readexactly(int(length[1])))
         writer.close()
 
-    await asyncio.gather(*(connection() for _ in range(connections)))
+    await asyncio.gather(*map(connection, range(connections)))
 
 
 def main() -> None:
@@ -93,41 +102,41 @@ def main() -> None:
     add_json_argument(parser)
     args = parser.parse_args()
     collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
-    recorded = TraceOptions(endpoint=f"http://127.0.0.1:{collector.server_port}", sampling=_SHARE)
+    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(_EXPORT_MS)
+    traces = TraceOptions(endpoint=f"http://127.0.0.1:{collector.server_port}", sampling=0.0)
     metrics: dict[str, Metric] = {}
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
         model = str(tiny_model(Path(folder) / "model"))
-        encoded = msgspec.json.encode(Scenario(model, folder, streams=32, step_ms=10, seconds=1, tokenizers=2))
-        children = [multiprocessing.Process(target=run_scheduler, args=(encoded,), daemon=True)]
-        children[0].start()
-        ports: list[int] = []
-        for index, traces in enumerate((TraceOptions(), recorded)):
-            frontend, port = start(_run_frontend, encoded, index, traces)
-            # The gateway lists its models once a second.
-            uvloop.run(until_ready(port))
-            gateway, port = start(_run_gateway, port, traces)
-            uvloop.run(until_ready(port))
-            children += frontend, gateway
-            ports.append(port)
+        encoded = msgspec.json.encode(Scenario(model, folder, streams=32, step_ms=10, seconds=1, tokenizers=1))
+        engine = multiprocessing.Process(target=run_scheduler, args=(encoded,), daemon=True)
+        engine.start()
+        frontend, port = start(_run_frontend, encoded, traces)
+        # The gateway lists its models once a second.
+        uvloop.run(until_ready(port))
+        gateway, port = start(_run_gateway, port, traces)
+        uvloop.run(until_ready(port))
         threading.Thread(target=collector.serve_forever, daemon=True).start()
-        pids = [child.pid or 0 for child in children[1:]]
+        processes = {"frontend": frontend, "gateway": gateway}
         for unit, (connections, requests, tokens, turns) in _LOADS.items():
             units = turns * connections * requests * tokens
-            found: list[list[float]] = []
+            found: dict[tuple[str, bool], list[float]] = defaultdict(list)
             for number in range(args.pairs + 1):
-                before = [_cpu_seconds(pid) for pid in pids]
-                for turn in range(turns):
-                    for port in ports if (turn + number) % 2 else ports[::-1]:
-                        uvloop.run(_load(port, connections, requests, tokens))
-                found.append([(_cpu_seconds(pid) - was) / units * 1e6 for pid, was in zip(pids, before, strict=True)])
-            # The first one warms up.
-            off_frontend, off_gateway, on_frontend, on_gateway = zip(*found[1:], strict=True)
-            for name, off, on in (("frontend", off_frontend, on_frontend), ("gateway", off_gateway, on_gateway)):
+                for recorded in (False, True) if number % 2 else (True, False):
+                    before = {name: _cpu_seconds(child.pid or 0) for name, child in processes.items()}
+                    for _ in range(turns):
+                        uvloop.run(_load(port, connections, requests, tokens, recorded=recorded))
+                    time.sleep(2.5 * _EXPORT_MS / 1000)
+                    for name, child in processes.items():
+                        seconds = _cpu_seconds(child.pid or 0) - before[name]
+                        found[name, recorded].append(seconds / units * 1e6)
+            for name in processes:
+                # The first measurement warms up.
+                off, on = found[name, False][1:], found[name, True][1:]
                 metrics[f"{name}_us_per_{unit}_off"] = statistics.median(off)
                 metrics[f"{name}_us_per_{unit}_on"] = statistics.median(on)
                 added = statistics.median(b / a for a, b in zip(off, on, strict=True)) - 1
                 metrics[f"{name}_added_percent_per_{unit}"] = added * 100
-        for child in reversed(children):
+        for child in (gateway, frontend, engine):
             child.kill()
             child.join()
     report("traces", metrics, {name: _TARGET_PERCENT for name in metrics if "percent" in name}, args.json)
