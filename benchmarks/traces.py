@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import random
 import re
 import statistics
@@ -35,13 +34,13 @@ from minisgl.gateway.config import GatewayOptions
 
 _EVERY: Final = 10
 """One in so many requests is recorded."""
-_EXPORT_MS: Final = 200
-"""Spans wait so long for their export, which is part of the measurement of their requests."""
+_EXPORT_SECONDS: Final = 5.5
+"""Spans wait up to 5 seconds for their export, which belongs to the measurement of their requests."""
 _TARGET_PERCENT: Final = 1.0
 _CHAT: Final = {"messages": [{"role": "user", "content": "What does a trace show?"}], "ignore_eos": True}
-_LOADS: Final = {"token": (32, 1, 64, 4), "request": (8, 25, 1, 8)}
-"""Connections, requests of each, tokens of each, and turns of both pairs in one measurement: streams, and whole answers
-of one token."""
+_LOADS: Final = {"token": (100, 1, 64, 6), "request": (10, 50, 1, 5)}
+"""Connections, requests of each, tokens of each, and turns of one measurement: streams, and whole answers of one
+token."""
 
 
 class _Collector(BaseHTTPRequestHandler):
@@ -98,11 +97,10 @@ async def _load(port: int, connections: int, requests: int, tokens: int, *, reco
 
 def main() -> None:
     parser = Parser(description=(__doc__ or "").partition(": processor")[0])
-    parser.add_argument("--pairs", type=integer(2), default=12, help="measurements of each load (default: 12)")
+    parser.add_argument("--pairs", type=integer(2), default=6, help="measurements of each load (default: 6)")
     add_json_argument(parser)
     args = parser.parse_args()
     collector = ThreadingHTTPServer(("127.0.0.1", 0), _Collector)
-    os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(_EXPORT_MS)
     traces = TraceOptions(endpoint=f"http://127.0.0.1:{collector.server_port}", sampling=0.0)
     metrics: dict[str, Metric] = {}
     with tempfile.TemporaryDirectory(prefix="minisgl-bench-") as folder:
@@ -125,7 +123,7 @@ def main() -> None:
                     before = {name: _cpu_seconds(child.pid or 0) for name, child in processes.items()}
                     for _ in range(turns):
                         uvloop.run(_load(port, connections, requests, tokens, recorded=recorded))
-                    time.sleep(2.5 * _EXPORT_MS / 1000)
+                    time.sleep(_EXPORT_SECONDS)
                     for name, child in processes.items():
                         seconds = _cpu_seconds(child.pid or 0) - before[name]
                         found[name, recorded].append(seconds / units * 1e6)
