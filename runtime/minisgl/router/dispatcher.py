@@ -6,7 +6,7 @@ one can take it. Its answer goes on behind these tokens: only a replica with the
 attempt has an identifier of its own on the wire, so late messages about an earlier attempt match no request.
 
 An engine takes some tens of messages between two steps. What is sent to it waits in its socket in the order of sending,
-so only as many new requests are sent as it takes soon. The others wait here, in turns of their tenants.
+so while several tenants are here only as many new requests are sent as it takes soon. The others wait here, in turns.
 """
 
 from __future__ import annotations

@@ -135,13 +135,18 @@ def test_inner_pages_are_evicted_before_those_at_the_ends_of_requests() -> None:
     assert again.cached == 60 and again.tokens == again.expected()
 
 
-def test_requests_part_behind_any_page_of_the_first_window() -> None:
-    """The window is so wide that no other place of the prompt is kept."""
+def after_a_long_prompt() -> tuple[Harness, list[int], WindowPages]:
+    """A harness that has served a prompt of four windows, and the prompt."""
     served = harness(window=40, window_pages=60)
     long = prompt(160)
     served.submit(long, 1)
     served.run()
-    held = windows(served)
+    return served, long, windows(served)
+
+
+def test_requests_part_behind_any_page_of_the_first_window() -> None:
+    """The window is so wide that no other place of the prompt is kept."""
+    served, long, held = after_a_long_prompt()
     held._evict(len(held._queues[0]))
     within = served.submit([*long[:22], *prompt(5, 1)], 3)
     served.run()
@@ -152,11 +157,7 @@ def test_requests_part_behind_any_page_of_the_first_window() -> None:
 
 
 def test_the_end_of_a_prompt_outlasts_its_first_window() -> None:
-    served = harness(window=40, window_pages=60)
-    long = prompt(160)
-    served.submit(long, 1)
-    served.run()
-    held = windows(served)
+    served, long, held = after_a_long_prompt()
     held._evict(sum(map(len, held._queues[:2])))
     part = served.submit([*long[:22], 1], 3)
     served.run()
