@@ -27,6 +27,11 @@ def _packed(plan: StepPlan, rows: int | None, layout: CascadeLayout | None) -> t
     return packed, packed.view(torch.from_numpy(buffer))
 
 
+def test_padding_belongs_to_the_dummy_row() -> None:
+    packed, _ = _packed(make_plan(0, decode=DECODE), 8, None)
+    assert packed.decode_slots.tolist() == [5, 3, 8, 1, 40, 40, 40, 40], "padding writes to a request's row"
+
+
 def test_the_inputs_of_a_graph_have_the_same_offsets_in_every_step_of_its_size() -> None:
     few = make_plan(0, decode=DECODE[:1])
     many = make_plan(1, decode=DECODE, prefixes=[PREFIX], pages=[(3, 1, 7)], poison=[4, 5])
