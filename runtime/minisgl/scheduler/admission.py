@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from minisgl.config import SchedulerConfig
 from minisgl.scheduler.pages import Room
@@ -62,7 +63,8 @@ class Admission:
         self._hopeless_head: Request | None = None
         """The same, if it would not fit either with all pages that other tenants could give up."""
         self._growing: int | None = None
-        """Tokens that rows may still generate, as far as they count, within a plan; None: not counted yet."""
+        """Tokens that rows may still generate, as far as they count, within a plan; None: not counted yet. No matter
+        where layers have windows, whose pages depend on each row."""
         self._kept_rows = min(KEPT_ROWS, config.max_running // KEPT_ROWS_OF)
 
     def retry(self) -> None:
@@ -132,18 +134,25 @@ class Admission:
     def _expected_need(self, new: Request, prefix: LockedPrefix, missing: int) -> Room:
         """Pages that must be free for the `missing` ones of a new request behind `prefix`, and for the tokens that it
         and running requests will probably generate."""
-        windows = self._pages.windows
-        if self._growing is None or windows is not None:
-            table = self._table
-            running = (table.phase == Phase.PREFILL) | (table.phase == Phase.DECODE)
-            growth = np.minimum(table.limit[running] - table.length[running], GROWTH_TOKENS_MAX)
-            self._growing = int(growth.sum())
         own = _growth(new) * self._growth_share
-        full = missing + int((self._growing * self._growth_share + own) / self._page_size)
-        if windows is None:
-            return Room(full, 0)
-        others = windows.missing(running, table.length[running], growth * self._growth_share)
-        return Room(full, int(others + windows.missing_behind(prefix.windows, len(new.tokens), own)))
+        if (windows := self._pages.windows) is None:
+            if self._growing is None:
+                self._growing = int(self._growth_of_rows()[1].sum())
+            return Room(missing + int((self._growing * self._growth_share + own) / self._page_size), 0)
+        running, growth = self._growth_of_rows()
+        others = windows.missing(
+            running, self._table.length[running], np.multiply(growth, self._growth_share, dtype=np.float64)
+        )
+        return Room(
+            missing + int((int(growth.sum()) * self._growth_share + own) / self._page_size),
+            int(others + windows.missing_behind(prefix.windows, len(new.tokens), own)),
+        )
+
+    def _growth_of_rows(self) -> tuple[NDArray[np.bool_], IntArray]:
+        """Which rows run [rows], and the tokens that each of these may generate, as far as they count."""
+        table = self._table
+        running = (table.phase == Phase.PREFILL) | (table.phase == Phase.DECODE)
+        return running, np.minimum(table.limit[running] - table.length[running], GROWTH_TOKENS_MAX)
 
     def make_room(self) -> None:
         """Preempt a row for the head of the queue if its tenant has fewer than another one, unless enough rows will be
